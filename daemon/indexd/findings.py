@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 KEPT_MAX = 1000
@@ -29,12 +29,12 @@ class Finding:
     text: str
 
 
+@dataclass(slots=True, repr=False)
 class Findings:
     """Of one file, or of several put together with ``merge``: the first 1000 a file, and how many of each kind."""
 
-    def __init__(self) -> None:
-        self.kept: list[Finding] = []
-        self.counts: Counter[str] = Counter()
+    kept: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return self.counts.total()

@@ -142,7 +142,7 @@ def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
         mock.patch.object(start_module, "RecoveryProgress", _NoProgress),
         mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
         mock.patch("indexd.index.entries.ENTRIES_PER_READ", shape.window),
-        mock.patch("indexd.compare.index.ENTRIES_PER_READ", shape.window),
+        mock.patch("indexd.compare.index._ENTRIES_PER_WINDOW", shape.window),
         mock.patch("indexd.flush.watch._NOTE_EVERY", shape.note_every),
         mock.patch("os.getpid", partial(int, pid)),
         mock.patch("time.sleep", clock.advance),

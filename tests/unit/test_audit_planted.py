@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.audit.kernel import NOTED_MAX
+from indexd.compare.index import NOTED_MAX
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError, UsageError
 from support.auditing import audit, config_for, index_log
@@ -87,7 +87,7 @@ def test_a_chain_into_another_slot(config: Config) -> None:
     path = files(config)[1]
     number = next(number for number in range(9, 0, -1) if entry_of(path, number).prev_index)
     change_entry(path, number, PREV, entry_of(path, number).prev_index - 1)
-    assert whats(checked(config)) == {"chain-previous"}
+    assert whats(checked(config)) == {"chain-slot"}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ task of its own: one process goes through them in order, Spark through many at o
 
 ``plan``     the index folder, which RocketMQ indexed each file, and tasks that together cover the whole log once
 ``task``     one stretch of the log, decoded and compared; the rate of reading
-``match``    one file against itself, and its entries beside the messages of a stretch
-``kernel``   the loops of that, compiled
+``check``    one file against itself; ``kernel`` walks its chains, compiled
 ``queues``   the ConsumeQueues beside the messages
 ``result``   what a task came to, and all together: holes, findings, totals
 ``causes``   why the keys of a hole are not findable; what a crash right now would cost

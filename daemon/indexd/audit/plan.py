@@ -27,17 +27,18 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indexd.audit.result import FlavourRange, Notes
+from indexd.audit.result import FlavourRange
 from indexd.commitlog import segments
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.segments import SegmentList, list_segments
+from indexd.compare.index import unpacked
 from indexd.config import Config
 from indexd.config.units import RemotePath
 from indexd.errors import DiskError, MissingOk, UnsafeStoreError, UsageError
+from indexd.findings import Findings
 from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries
 from indexd.index.format import FLAVOURS, HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexLayout, index_key_hash, unpack_slot
 from indexd.recovery.open import frame_size_max
@@ -144,7 +145,7 @@ def is_index_file(name: str) -> bool:
     return len(name) == INDEX_DIGITS and name.isdecimal()
 
 
-def list_index(disk: Disk, folder: Path, notes: Notes | None = None) -> dict[str, int]:
+def list_index(disk: Disk, folder: Path, notes: Findings | None = None) -> dict[str, int]:
     """Names and sizes of the index files, in the broker's order; whatever else is there into ``notes``.
 
     UnsafeStoreError where something else stands than a folder.
@@ -198,7 +199,7 @@ def look_at(
     return found
 
 
-def note_names(files: Sequence[BrokerFile], sizes: dict[str, int], layout: IndexLayout, notes: Notes) -> None:
+def note_names(files: Sequence[BrokerFile], sizes: dict[str, int], layout: IndexLayout, notes: Findings) -> None:
     """Note files of another size, and names whose order is not that of the log."""
     latest: BrokerFile | None = None
     for file in files:
@@ -258,7 +259,7 @@ def _points_to(
     # Entries that are not in the order of the log: all of them have to be asked.
     low, high = (1 << 63) - 1, -1
     for number in range(1, count, ENTRIES_PER_READ):
-        found = phy_offsets(read_entries(file, layout, number, min(count - number, ENTRIES_PER_READ)))
+        found = unpacked(read_entries(file, layout, number, min(count - number, ENTRIES_PER_READ)), number).phy_offset
         found = found[found >= 0]
         if len(found):
             low, high = min(low, int(found.min())), max(high, int(found.max()))
@@ -272,12 +273,6 @@ def _believed(entry: int, header: int, probe: LogProbe, beside: float, *, is_beg
     fits = [offset for offset in (entry, header) if offset == beside or (offset <= beside) == is_begin]
     fits = [offset for offset in fits if offset >= 0]
     return next((offset for offset in fits if probe.frame_end(offset) is not None), fits[0] if fits else entry)
-
-
-def phy_offsets(entries: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """The physical offsets of rows of ``read_entries``, int64."""
-    halves = entries[:, 1:3].byteswap().astype(np.int64)
-    return halves[:, 0].astype(np.int32).astype(np.int64) << 32 | halves[:, 1]
 
 
 #: From the oldest to the newest.
@@ -335,8 +330,8 @@ def _sample(
         for number in range(windows):
             for size in _WINDOW_SIZES:
                 first = low + max(file.count - low - size, 0) * number // max(windows - 1, 1)
-                entries = read_entries(opened, layout, first, min(size, file.count - first))
-                pairs = zip(phy_offsets(entries).tolist(), entries[:, 0].byteswap().tolist(), strict=True)
+                entries = unpacked(read_entries(opened, layout, first, min(size, file.count - first)), first)
+                pairs = zip(entries.phy_offset.tolist(), entries.key_hash.tolist(), strict=True)
                 if _count(list(pairs), lookup, votes):
                     break
             if first + size >= file.count and first == low:
@@ -411,8 +406,8 @@ class AuditPlan:
     """``tasks`` in the order of the log; ``files`` in the broker's order, that of their names.
 
     ``log_end`` is where the log of a broker at work (``is_live``) ended, or where the last segment does; ``written`` is
-    about where its bytes end. ``notes`` are
-    findings about names and sizes.
+    about where its bytes end. ``findings`` are
+    about names and sizes.
     """
 
     folder: Path
@@ -425,7 +420,7 @@ class AuditPlan:
     layout: IndexLayout
     is_live: bool = False
     tasks: list[AuditTask] = field(default_factory=list)
-    notes: Notes = field(default_factory=Notes)
+    findings: Findings = field(default_factory=Findings)
 
 
 def is_live(store: Path) -> bool:
@@ -455,12 +450,12 @@ def plan_audit(
     written = segments.log_end(disk, log, log_begin)
     if live:
         _wait_for_dispatch(disk, folder, written)
-    notes = Notes()
-    sizes = list_index(disk, folder, notes)
+    findings = Findings()
+    sizes = list_index(disk, folder, findings)
     is_given = all(config.provenance.get(key, _DEFAULT) != _DEFAULT for key in ("hash_slot_num", "index_num"))
     probe = LogProbe(disk, log)
     files = look_at(disk, folder, sizes, layout, probe, is_layout_given=is_given)
-    note_names(files, sizes, layout, notes)
+    note_names(files, sizes, layout, findings)
     if live:
         # The last indexed message may lack some of its keys still.
         log_end = min(max([written, *(file.end for file in files)]), log_end)
@@ -469,7 +464,7 @@ def plan_audit(
         eras = detect_flavours(disk, config, folder, layout, files)
     eras = eras or (FlavourRange(0, config.index.flavour),)
     plan = AuditPlan(folder, log_begin, log_end, written, tuple(files), tuple(eras), given, layout, is_live=live)
-    plan.notes = notes
+    plan.findings = findings
     _cut(plan, log, probe, size, cuts)
     return plan
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,13 +24,15 @@ from indexd import __version__
 from indexd.audit.causes import Cause, CrashCost, StoreState, crash_cost, hole_causes, look_at_store
 from indexd.audit.plan import NEVER, AuditPlan, AuditTask, is_live, plan_audit, scattered
 from indexd.audit.queues import QueuesAudit, join_queues, why_not
-from indexd.audit.result import MISSING, UNREADABLE, Audit, Gap, Holes, Notes, Orphans, Part, Totals
+from indexd.audit.result import HOLES_MAX, MISSING, UNREADABLE, Audit, Gap, Holes, Orphans, Part, Totals
 from indexd.audit.samples import Answers, ask, stride_for
 from indexd.audit.task import audit_task
 from indexd.commitlog.segments import list_segments
+from indexd.compare.index import NOTED_MAX
 from indexd.config import Config
 from indexd.config.units import printable, show_size
 from indexd.errors import BusyError, DiskError, UsageError
+from indexd.findings import Finding, Findings
 from indexd.storage.disk import Disk, OutputDisk, Stamp
 from indexd.storage.lock import try_exclusive
 from indexd.storage.names import absolute
@@ -202,17 +205,18 @@ def run_audit(
 def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
     """Put the parts together; ``parts[i]`` is what ``plan.tasks[i]`` came to."""
     holes, gaps, expired = Holes(), _joined(part.gaps for part in parts), _joined(part.expired for part in parts)
+    findings = Findings()
+    findings.merge(plan.findings)
     for part in parts:
         holes.merge(part.holes)
-    tail = holes.found[-1] if holes.is_open_behind else None
-    hole_count = len(holes.found) + holes.dropped
-    holes.prune(0)
-    notes = Notes()
-    notes.merge([plan.notes, *(part.notes for part in parts)])
+        findings.merge(part.findings)
     for gap in gaps:
         entries = f"{gap.entries:,} {'entry names' if gap.entries == 1 else 'entries name'} messages there"
         text = f"up to {gap.end}: {gap.reason}; {entries}"
-        notes.add("commitlog", gap.begin, MISSING if gap.is_missing else UNREADABLE, text)
+        findings.add("commitlog", gap.begin, MISSING if gap.is_missing else UNREADABLE, text)
+    found = holes.found
+    tail = found[-1] if holes.runs and holes.runs[-1] is not None else None
+    kept = {*sorted(found, key=lambda hole: (-hole.keys, -hole.messages, hole.begin))[:HOLES_MAX]}
     log_begin, log_end, unreadable = _log_bounds(plan, parts)
     return Audit(
         **{one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Totals)},
@@ -220,18 +224,28 @@ def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
         log_end=log_end,
         log_begin_now=max([plan.log_begin, *(part.log_begin or 0 for part in parts)]),
         unreadable=unreadable,
-        holes=tuple(holes.found),
-        hole_count=hole_count,
+        holes=tuple(hole for hole in found if hole in kept),
+        hole_count=len(found) + holes.dropped,
         tail=tail,
         gaps=tuple(gaps),
         expired=tuple(gap for gap in expired if log_begin < gap.end <= log_end),
         files=tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.name)),
         eras=plan.eras,
         is_flavour_given=plan.is_flavour_given,
-        findings=tuple(sorted(notes.first, key=lambda one: (one.file, one.position, one.what, one.text))),
-        counts=dict(sorted((+notes.counts).items())),
+        findings=_first(findings),
+        counts=dict(sorted((+findings.counts).items())),
         orphans=_orphans(parts),
     )
+
+
+def _first(findings: Findings) -> tuple[Finding, ...]:
+    # Of each file and kind the first, however the log was cut.
+    rooms, found = Counter[tuple[str, str]](), []
+    for one in sorted(findings.kept, key=lambda one: (one.file, one.position, one.what, one.text)):
+        rooms[one.file, one.what] += 1
+        if rooms[one.file, one.what] <= NOTED_MAX:
+            found.append(one)
+    return tuple(found)
 
 
 def _log_bounds(plan: AuditPlan, parts: Sequence[Part]) -> tuple[int, int, str | None]:
@@ -278,57 +292,53 @@ class ResumeFile:
     """
 
     def __init__(self, disk: Disk, path: Path, config: Config, asked: dict[str, Any]) -> None:
-        self._disk, self._config, self._path, store = disk, config, absolute(path), config.store
+        self._disk, self._store, self._path = disk, config.store, absolute(path)
         of = {
-            "store": str(store.store),
-            "commitLog": [str(path) for path in store.commit_log_directories],
-            "segmentSize": store.segment_size,
+            "store": str(config.store.store),
+            "commitLog": [str(path) for path in config.store.commit_log_directories],
+            "segmentSize": config.store.segment_size,
             "hashSlotNum": config.index.hash_slot_num,
             "indexNum": config.index.index_num,
             "maxMessageSize": config.reader.max_message_size,
             "verifyCrc": config.reader.verify_crc,
-            "delayLevels": list(store.delay_levels_ms),
-            "consumeQueueFileSize": store.consume_queue_file_size,
+            "delayLevels": list(config.store.delay_levels_ms),
+            "consumeQueueFileSize": config.store.consume_queue_file_size,
         }
-        self._head = json.dumps({"format": "indexd audit", "indexd": __version__, "of": of | asked}).encode() + b"\n"
+        head = json.dumps({"format": "indexd audit", "indexd": __version__, "of": of | asked}).encode() + b"\n"
         self._parts: dict[str, Any] = {}
-        self._digests: dict[int, str | None] = {}
+        self._digests: dict[int, str] = {}
         hint = "give another FILE to --resume, or remove it"
         if self._path.exists() and not self._path.is_file():
             raise UsageError(f"{self._path} is no plain file", hint)
-        try:
-            self._file = OutputDisk().open_write(self._path, create=not self._path.exists())
-        except DiskError as error:
-            raise UsageError(str(error), hint) from error
-        try:
+        with ExitStack() as stack:
+            try:
+                self._file = stack.enter_context(OutputDisk().open_write(self._path, create=not self._path.exists()))
+            except DiskError as error:
+                raise UsageError(str(error), hint) from error
             if not try_exclusive(self._file.fileno()):
-                raise BusyError(
-                    f"{self._path} is in use by another audit", "wait for its end, or give another FILE to --resume"
-                )
+                hint = "wait for its end, or give another FILE to --resume"
+                raise BusyError(f"{self._path} is in use by another audit", hint)
             data = self._file.pread(self._file.size(), 0)
-            if data[: len(self._head)] != self._head[: len(data)]:
+            if data[: len(head)] != head[: len(data)]:
                 raise UsageError(f"{self._path} is not of this audit: of another store, other options or version", hint)
             # A last line that is cut off was being written by a process that was killed.
             whole = data[: data.rfind(b"\n") + 1]
             self._file.truncate(len(whole))
             if not whole:
-                self._append(self._head)
+                self._append(head)
             for line in whole.splitlines()[1:]:
                 with suppress(ValueError, KeyError, TypeError):
                     row = json.loads(line)
                     self._parts[row["task"]] = row["part"]
-        except BaseException:
-            self._file.close()
-            raise
+            stack.pop_all()
 
     def begin(self, plan: AuditPlan) -> list[Part | None]:
         """What each task came to in an earlier run, if that still holds."""
-        found: list[Part | None] = []
-        inputs = _Inputs(self._disk, self._config, plan.folder)
+        found, stamps = list[Part | None](), self._stamps(plan.folder)
         for task in plan.tasks:
-            digest = self._digests[id(task)] = inputs.digest(task)
+            digest = self._digests[id(task)] = self._digest(task, stamps)
             try:
-                found.append(_part_type().validate_python(self._parts[digest or ""]))
+                found.append(_part_type().validate_python(self._parts[digest]))
             except (KeyError, ValidationError):
                 found.append(None)
         return found
@@ -336,7 +346,7 @@ class ResumeFile:
     def keep(self, task: AuditTask, part: Part) -> None:
         """Write it down, durably, unless what it was made from has changed meanwhile."""
         digest = self._digests[id(task)]
-        if digest is not None and digest == _Inputs(self._disk, self._config, task.folder).digest(task):
+        if digest and digest == self._digest(task, self._stamps(task.folder)):
             row = {"task": digest, "part": _part_type().dump_python(part, mode="json")}
             self._append(json.dumps(row).encode() + b"\n")
             self._parts[digest] = row
@@ -355,27 +365,24 @@ class ResumeFile:
         self._file.pwrite(data, self._file.size())
         self._file.fsync()
 
-
-class _Inputs:
-    # The files that tasks are made from, as they stand now.
-
-    def __init__(self, disk: Disk, config: Config, folder: Path) -> None:
-        store = config.store
-        self._stamps: dict[Path, Stamp] = {}
-        for directory in (*store.commit_log_directories, folder):
+    def _stamps(self, folder: Path) -> dict[Path, Stamp]:
+        # The files that tasks are made from, as they stand now.
+        found = dict[Path, Stamp]()
+        for directory in (*self._store.commit_log_directories, folder):
             with suppress(DiskError):
-                self._stamps |= {directory / name: stamp for name, stamp in disk.stamps(directory).items()}
-        self._log = list_segments(disk, store.commit_log_directories, store.segment_size)
+                found |= {directory / name: stamp for name, stamp in self._disk.stamps(directory).items()}
+        return found
 
-    def digest(self, task: AuditTask) -> str | None:
-        """Of all that its part depends on; None for one that is always done again, or whose files are gone."""
-        segments = [one for one in self._log.segments if one.base < task.end and one.end > task.aligned]
+    def _digest(self, task: AuditTask, stamps: dict[Path, Stamp]) -> str:
+        # Of all that its part depends on; "" for one that is always done again, or whose files are gone.
+        log = list_segments(self._disk, self._store.commit_log_directories, self._store.segment_size)
+        segments = [one for one in log.segments if one.base < task.end and one.end > task.aligned]
         paths = [task.folder / file.name for file in task.files]
         paths += [segment.path for segment in segments] if task.begin < task.end else []
-        if task.end == NEVER or not all(path in self._stamps for path in paths):
-            return None
+        if task.end == NEVER or not all(path in stamps for path in paths):
+            return ""
         # How many entries of a file have expired is what its owner counts; what other files there are is nothing to it.
         is_expiring = any(file.begin < task.log_begin for file in task.files if file.name in task.owned)
         what = replace(task, newest="", is_live=False, log_end=0, log_begin=task.log_begin if is_expiring else 0)
-        inputs = [repr(what), *((str(path), self._stamps[path]) for path in paths)]
+        inputs = [repr(what), *((str(path), stamps[path]) for path in paths)]
         return hashlib.sha256(repr(inputs).encode()).hexdigest()

@@ -6,8 +6,7 @@ findable; messages without keys neither end nor begin one. Every list is bounded
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -15,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.audit.kernel import NOTED_MAX
 from indexd.audit.queues import QueuesSeen
 from indexd.commitlog.reader import SEGMENTS_MISSING
-from indexd.findings import Finding
+from indexd.findings import Finding, Findings
 
 #: So many of the largest holes are kept; all are counted.
 HOLES_MAX = 1000
-_PRUNE_AT = 4 * HOLES_MAX
+_PRUNE_AT = 8 * HOLES_MAX
 MISSING, UNREADABLE = "log-missing", "log-unreadable"
 #: Findings that are about the log and not about index files.
 LOG_FINDINGS = frozenset({MISSING, UNREADABLE})
@@ -87,105 +85,62 @@ class Hole:
 
 @dataclass(slots=True)
 class Holes:
-    """The holes of a stretch of the log in order; the first and the last may go on in the stretches beside it.
+    """The holes of a stretch of the log in order; None stands for findable messages between them.
 
-    ``is_open_before``: no findable message before the first hole; ``is_open_behind``: none behind the last one.
-    ``seen``: there was a message with keys. ``dropped`` small holes were counted and not kept.
+    So a stretch that begins or ends with a hole may go on with it beside. ``dropped`` small holes were only counted.
     """
 
-    found: list[Hole] = field(default_factory=list)
+    runs: list[Hole | None] = field(default_factory=list)
     dropped: int = 0
-    is_open_before: bool = False
-    is_open_behind: bool = False
-    seen: bool = False
 
-    def whole(self) -> None:
-        """Add messages whose keys are all findable."""
-        self.seen, self.is_open_behind = True, False
+    @property
+    def found(self) -> list[Hole]:
+        """The holes alone."""
+        return [hole for hole in self.runs if hole is not None]
 
-    def add(self, hole: Hole) -> None:
-        """Add messages none of which is findable, behind all that were added before."""
-        self.is_open_before |= not self.seen
-        if self.is_open_behind:
-            self.found[-1] = self.found[-1].joined(hole)
-        else:
-            self.found.append(hole)
-            if len(self.found) > _PRUNE_AT:
+    def add(self, run: Hole | None) -> None:
+        """Add messages none of which is findable, or all of which are, behind all that were added before."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and run is not None:
+            self.runs[-1] = last.joined(run)
+        elif last is not run or not self.runs:
+            self.runs.append(run)
+            if len(self.runs) > _PRUNE_AT:
                 self.prune()
-        self.seen = self.is_open_behind = True
 
     def merge(self, later: Holes) -> None:
         """Take over the next stretch of the log."""
-        if not later.seen:
-            return
-        if not later.is_open_before:
-            self.whole()
-        for hole in later.found:
-            self.add(hole)
-            self.whole()
-        self.is_open_behind = later.is_open_behind
+        for run in later.runs:
+            self.add(run)
         self.dropped += later.dropped
 
-    def prune(self, ends: int = 1) -> None:
-        """Keep so many holes at both ends, and the largest of the others."""
-        behind = len(self.found) - ends
-        inner = self.found[ends:behind]
+    def prune(self) -> None:
+        """Keep what may go on at both ends, and the largest of the others."""
+        inner = [hole for hole in self.runs[1:-1] if hole is not None]
         kept = set(sorted(inner, key=lambda hole: (-hole.keys, -hole.messages, hole.begin))[:HOLES_MAX])
         self.dropped += len(inner) - len(kept)
-        self.found = [hole for at, hole in enumerate(self.found) if not ends <= at < behind or hole in kept]
+        runs, self.runs = self.runs, []
+        for at, run in enumerate(runs):
+            self.add(run if run in kept or at in (0, len(runs) - 1) else None)
 
     def add_rows(
         self,
         phy_offsets: NDArray[np.int64],
         timestamps: NDArray[np.int64],
-        missing: NDArray[np.int32],
-        unreachable: NDArray[np.int64] | None = None,
+        lost: NDArray[np.int64],
+        unreachable: NDArray[np.int64],
     ) -> None:
-        """Add the rows of a batch; ``missing``: keys of each that are not findable, -1 for a message without keys.
-
-        ``unreachable``: keys of each that have an entry which no walk meets; such a key may be findable by another one.
-        """
-        rows = np.flatnonzero(missing >= 0)
-        lost = missing[rows]
-        if not lost.any():
-            if len(rows):
-                self.whole()
-            return
+        """Add messages with keys: ``lost`` of each are not findable, and ``unreachable`` of these have an entry."""
         is_lost = lost > 0
         begins = np.flatnonzero(np.diff(is_lost, prepend=~is_lost[:1]))
-        keys = np.add.reduceat(lost, begins, dtype=np.int64).tolist()
-        broken = np.zeros_like(lost) if unreachable is None else np.minimum(lost, unreachable[rows])
-        reachless = np.add.reduceat(broken, begins, dtype=np.int64).tolist()
-        oldest, newest = (ufunc.reduceat(timestamps[rows], begins).tolist() for ufunc in (np.minimum, np.maximum))
-        for run, (first, behind) in enumerate(pairwise([*begins.tolist(), len(rows)])):
+        for first, behind in pairwise([*begins.tolist(), len(lost)]):
+            at, run = slice(first, behind), None
             if is_lost[first]:
-                begin, last = int(phy_offsets[rows[first]]), int(phy_offsets[rows[behind - 1]])
-                self.add(Hole(begin, last, oldest[run], newest[run], behind - first, keys[run], 0, reachless[run]))
-            else:
-                self.whole()
-
-
-@dataclass(slots=True)
-class Notes:
-    """Findings of a part: the first ``NOTED_MAX`` of a kind and file, and how many there are of each kind."""
-
-    first: list[Finding] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, file: str, position: int, what: str, text: str) -> None:
-        """One more; ``position`` is a byte of ``file``, a path inside the store."""
-        self.first.append(Finding(file, position, what, text))
-        self.counts[what] += 1
-
-    def merge(self, others: Iterable[Notes]) -> None:
-        """Take over those of later parts, in the order of the log."""
-        rooms = Counter((finding.file, finding.what) for finding in self.first)
-        for other in others:
-            self.counts.update(other.counts)
-            for finding in other.first:
-                rooms[finding.file, finding.what] += 1
-                if rooms[finding.file, finding.what] <= NOTED_MAX:
-                    self.first.append(finding)
+                oldest, newest = int(timestamps[at].min()), int(timestamps[at].max())
+                begin, last = int(phy_offsets[first]), int(phy_offsets[behind - 1])
+                keys, broken = int(lost[at].sum()), int(unreachable[at].sum())
+                run = Hole(begin, last, oldest, newest, behind - first, keys, unreachable=broken)
+            self.add(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +254,7 @@ class Part(Totals):
     gaps: list[Gap] = field(default_factory=list)
     expired: list[Gap] = field(default_factory=list)
     files: list[FileSeen] = field(default_factory=list)
-    notes: Notes = field(default_factory=Notes)
+    findings: Findings = field(default_factory=Findings)
     orphans: list[Orphans] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     queues: QueuesSeen | None = None

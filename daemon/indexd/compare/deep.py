@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -11,19 +13,18 @@ import numpy as np
 from indexd.commitlog.batcher import QUEUE_COLUMNS, DispatchBatch, before
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.compare.index import GIVE_UP_AT, EntryCursor, Resync
+from indexd.compare.index import BEHIND_LOG, NO_KEYS, NOTED_MAX, ComparedFile, compare_files, keys_of
 from indexd.compare.queues import QueueFindings
 from indexd.compare.sparse import SparseFindings
 from indexd.config import Config
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier, Uncovered
-from indexd.index.format import FLAVOURS, FileMark, IndexHeader
-from indexd.index.kernel import BUFFER_FULL, DONE, match_batch
+from indexd.index.format import FLAVOURS, HEADER_SIZE
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
 _PAUSE = 0.002
-_NEVER = 1 << 63
+_NEVER = (1 << 63) - 1
 # Of a batch without keys, what the secondary outputs are built from.
 _COLUMNS = QUEUE_COLUMNS | {"phy_offset", "store_timestamp", "sys_flag"}
 #: The comparators of the outputs besides the key index.
@@ -32,59 +33,47 @@ SECONDARY: tuple[type[QueueFindings] | type[SparseFindings], ...] = (QueueFindin
 
 @dataclass(slots=True)
 class Compared:
-    """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words).
-
-    ``gave_up``: the file of the key index with so many findings that nothing of it was compared from there on.
-    """
+    """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words)."""
 
     messages: int = 0
     entries: int = 0
     expired_entries: int = 0
     left_out_entries: int = 0
     left_out: list[str] = field(default_factory=list)
-    gave_up: list[str] = field(default_factory=list)
 
 
 class DeepComparison:
-    """Of all that the frontier covers and the log still has. ``incomparable``: why secondary outputs are left out."""
+    """All that the frontier covers and the log still has; what differs goes to ``findings``.
+
+    ``findings`` name the files that do not hold by themselves already. ``incomparable``: why secondary outputs are left
+    out.
+    """
 
     def __init__(
-        self, config: Config, disk: Disk, frontier: Frontier, reader: LogReader, incomparable: str | None
+        self, config: Config, disk: Disk, frontier: Frontier, reader: LogReader, findings: Findings, incomparable: str
     ) -> None:
         self.compared = Compared()
-        files = DataFiles(config.store.data)
-        self._frontier, self._reader = frontier, reader
+        self._disk, self._files = disk, DataFiles(config.store.data)
+        self._frontier, self._reader, self._findings = frontier, reader, findings
         self._skip_mask = FLAVOURS[frontier.flavour].skip_mask
-        self._cursor = EntryCursor(disk, files.index, frontier.layout, frontier.index, self._check_times)
+        self._marks, self._open = deque(frontier.index), list[ComparedFile]()
+        self._begins = [mark.header.begin_phy_offset for mark in frontier.index]
+        self._damaged = {finding.file for finding in findings.kept}
         begin = reader.log.min_offset
         self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
         self._secondary = [
-            kind(config, disk, files.data / kind.folder, frontier, self._start)
+            kind(config, disk, self._files.data / kind.folder, frontier, self._start)
             for kind in SECONDARY
-            if kind.name in frontier.outputs and incomparable is None
+            if kind.name in frontier.outputs and not incomparable
         ]
-        if incomparable is not None and any(kind.name in frontier.outputs for kind in SECONDARY):
+        if incomparable and any(kind.name in frontier.outputs for kind in SECONDARY):
             self._say(f"queues and sparse indexes were not compared: {incomparable}")
-        # Entries and messages in these ranges are not held against one another.
-        self._left_out = [(gap.begin, gap.end) for gap in frontier.left_out]
         for gap in frontier.uncovered:
             self._say(f"log bytes {gap.begin} to {gap.end} are not covered: {gap.reason}")
-        end = max((mark.header.end_phy_offset for mark in frontier.index if mark.header.entries), default=-1)
-        if end >= frontier.phy_offset:
-            self._left_out.append((frontier.phy_offset, end + 1))
-            self._say(f"entries of messages behind {frontier.phy_offset}: the disk refused before all were built")
+        # Of these ranges the entries are gone: their messages are not asked for.
+        self._lost: list[tuple[int, int]] = []
         if not reader.log.segments:
             self._say("the log has no segments")
-        self._resync = Resync(self._cursor, self._left_out, knows_first=self._start == frontier.begin_offset)
-        # A file is gone: messages up to here belong to it.
-        self._resume_behind = -1
-        self._lost = 0
-        self._is_over = False
-
-    @property
-    def found(self) -> list[Findings]:
-        """The findings, by file."""
-        return list(self._resync.found.values())
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
         """To the frontier's physical offset, or to where the log ends."""
@@ -94,37 +83,34 @@ class DeepComparison:
             if compared.expired_entries:
                 self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
         reader.position = self._start
-        while reader.position < frontier.phy_offset and (self._secondary or not self._is_over):
+        while reader.position < frontier.phy_offset:
             position = reader.position
             poll = reader.poll()
             if isinstance(poll, DispatchBatch):
                 self._compare_batch(poll)
-                self._take_secondary(poll)
             elif isinstance(poll, Skipped):
                 end = min(poll.end, frontier.phy_offset)
                 compared.left_out_entries += self._leave_out(poll.begin, end)
                 self._say(f"log bytes {poll.begin} to {end} were not compared: {poll.reason}")
-                if poll.is_expired or not self._is_left_out(poll):
+                is_known = any(gap.begin <= poll.begin and poll.end <= gap.end for gap in frontier.left_out)
+                if poll.is_expired or not is_known:  # else it was passed over when they were built, too
                     self._give_up_secondary(poll.reason)
             elif reader.is_undecided and isinstance(poll, NotYetWritten):
                 time.sleep(_PAUSE)
             else:
                 self._meet_end(poll)
+                self._give_up_secondary(f"the comparison ended at {reader.position}")
                 break
             on_bytes(reader.position - position)
-        if not self._is_over:
-            self._orphans_below(_NEVER)
-        if reader.position < frontier.phy_offset:
-            self._give_up_secondary(f"the comparison ended at {reader.position}")
-        else:
-            self._finish_secondary(is_whole=True)
-        self._finish()
-
-    def _take_secondary(self, batch: DispatchBatch) -> None:
-        if self._secondary:
-            batch = _covered(before(batch, self._frontier.phy_offset), self._frontier.left_out)
-        for one in self._secondary:
-            one.take(batch)
+        self._finish_secondary(is_whole=True)
+        self._orphans_below(frontier.phy_offset)
+        end = max((mark.header.end_phy_offset for mark in frontier.index if mark.header.entries), default=-1) + 1
+        if refused := self._leave_out(frontier.phy_offset, max(end, frontier.phy_offset)):
+            compared.left_out_entries += refused
+            self._say(f"entries of messages behind {frontier.phy_offset}: the disk refused before all were built")
+        self._orphans_below(_NEVER)
+        if compared.left_out_entries:
+            self._say(f"{compared.left_out_entries} entries in all that were not compared for these reasons")
 
     def _give_up_secondary(self, reason: str) -> None:
         # The log cannot be read there: what it comes to behind that nobody knows.
@@ -135,123 +121,93 @@ class DeepComparison:
     def _finish_secondary(self, *, is_whole: bool) -> None:
         for one in self._secondary:
             one.finish(is_whole=is_whole)
-            self._resync.found[one.name] = one.findings
-            for text in one.left_out:
-                self._say(text)
+            self._findings.merge(one.findings)
+            self.compared.left_out += one.left_out
         self._secondary = []
-
-    def _finish(self) -> None:
-        compared, cursor = self.compared, self._cursor
-        compared.entries = cursor.walked
-        compared.left_out_entries += self._resync.skipped
-        for mark, left in cursor.lost:
-            compared.left_out_entries += left
-            self._say(f"{left} entries of index/{mark.name}, which is gone or too short")
-        if compared.left_out_entries:
-            self._say(f"{compared.left_out_entries} entries in all that were not compared for these reasons")
-
-    def _is_left_out(self, skipped: Skipped) -> bool:
-        # It was passed over when the outputs were built, too.
-        return any(gap.begin <= skipped.begin and skipped.end <= gap.end for gap in self._frontier.left_out)
 
     def _meet_end(self, poll: NotYetWritten | Corrupt) -> None:
         # The log ends before what the frontier covers, or in bytes that are no frame.
-        end = self._frontier.phy_offset
+        end, compared = self._frontier.phy_offset, self.compared
         if isinstance(poll, Corrupt):
-            self.compared.left_out_entries += self._leave_out(poll.offset, end)
+            compared.left_out_entries += self._leave_out(poll.offset, end)
             self._say(f"log bytes {poll.offset} to {end} were not compared: {poll.reason}")
             return
         self._orphans_below(poll.offset)
-        if self._is_over:
-            return
-        entry = self._cursor.entry()
-        if entry is None and poll.offset >= end:
-            return
         text = f"the log ends at {poll.offset}, but the frontier covers it to {end}"
-        self._resync.found.setdefault("frontier", Findings()).add("frontier", 0, "log-end", text)
-        if entry is not None:
-            text = f"entry {self._cursor.number}: from here on entries point behind the end of the log, {poll.offset}"
-            self._resync.add("entry-behind-log", text)
-            self.compared.left_out_entries += self._cursor.skip_below(_NEVER - 1)
+        self._findings.add("frontier", 0, "log-end", text)
+        for file in self._reached(end):
+            entries = file.take_below(end)
+            first = entries.only(slice(0 if compared.left_out_entries else 1))
+            file.note(first, BEHIND_LOG, first.number, first.number)
+            compared.left_out_entries += len(entries.number)
 
     def _compare_batch(self, batch: DispatchBatch) -> None:
-        if self._is_over:
-            return
-        offsets = batch.columns.phy_offset[: batch.rows]
-        row, end = 0, int(offsets.searchsorted(self._frontier.phy_offset))
-        if end:
-            self._orphans_below(int(offsets[0]))
+        covered = before(batch, self._frontier.phy_offset)
+        for one in self._secondary:
+            one.take(_covered(covered, self._frontier.left_out))
+        offsets, row = covered.columns.phy_offset[: covered.rows], 0
         for gap in self._frontier.left_out:
-            gap_begin, gap_end = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
-            if gap_begin < gap_end:
-                self._match(batch, row, int(offsets.searchsorted(gap_begin)))
-                self.compared.left_out_entries += self._leave_out(gap_begin, gap_end)
-                row = int(offsets.searchsorted(gap_end))
-        self._match(batch, row, end)
+            begin, end = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
+            if begin < end:
+                self._match(batch, row, int(offsets.searchsorted(begin)))
+                self.compared.left_out_entries += self._leave_out(begin, end)
+                row = int(offsets.searchsorted(end))
+        self._match(batch, row, covered.rows)
 
-    def _match(self, batch: DispatchBatch, row: int, end: int) -> None:
-        cursor, columns = self._cursor, batch.columns
-        self.compared.messages += max(end - row, 0)
-        key = -1
-        while row < end and not self._is_over:
-            cursor.load()
-            self._pass_over_lost()
-            later = int(columns.phy_offset[:end].searchsorted(self._resume_behind, "right"))
-            if later > row:
-                self.compared.messages -= later - row
-                row, key = later, -1
-                continue
-            status, row, key, at = match_batch(
-                columns, end, row, key, self._skip_mask, cursor.window, cursor.position, cursor.state
-            )
-            row, key = int(row), int(key)
-            cursor.used(int(at))
-            if status == DONE:
-                return
-            if status == BUFFER_FULL and not cursor.done:
-                continue
-            self._resync.row(batch, row, key)
-            row, key = row + 1, -1
-            self._give_up_if_needed()
+    def _match(self, batch: DispatchBatch, first: int, last: int) -> None:
+        if first >= last:
+            return
+        keys = keys_of(batch, first, last, self._skip_mask)
+        bound = int(keys.phy_offset[-1]) + 1
+        match = compare_files(keys, bound, self._reached(bound))
+        self._close_files()
+        is_lost = np.zeros(len(keys.phy_offset), dtype=np.bool_)
+        for begin, end in self._lost:
+            is_lost |= (keys.phy_offset >= begin) & (keys.phy_offset < end)
+        self.compared.messages += int((~is_lost).sum())
+        missing = match.unpaired[~is_lost[keys.row[match.unpaired]]]
+        for key in missing[:NOTED_MAX].tolist():
+            phy_offset, key_hash = keys.phy_offset[keys.row[key]], keys.key_hash[key]
+            text = f"the message at {phy_offset} has a key with hash {key_hash}, and no entry for it here"
+            at = max(bisect_right(self._begins, int(phy_offset)) - 1, 0)
+            names = [f"index/{mark.name}" for mark in self._frontier.index[at : at + 1]] or ["frontier"]
+            self._findings.add(names[0], HEADER_SIZE, "key-without-entry", text)
+        self._findings.count("key-without-entry", max(len(missing) - NOTED_MAX, 0))
 
-    def _pass_over_lost(self) -> None:
-        # A file expired meanwhile. Its messages may still have been read, from a segment that is gone as well.
-        cursor = self._cursor
-        while len(cursor.lost) > self._lost:
-            self._resume_behind = cursor.lost[self._lost][0].header.end_phy_offset
-            self._lost += 1
-            self.compared.left_out_entries += cursor.skip_below(self._resume_behind + 1)
+    def _reached(self, bound: int) -> list[ComparedFile]:
+        # The files with entries that point below it, opened as the log comes to them.
+        while self._marks and self._marks[0].header.begin_phy_offset < bound:
+            mark = self._marks.popleft()
+            header = replace(mark.header, index_count=max(mark.header.index_count, 1))
+            path, layout = self._files.index / mark.name, self._frontier.layout
+            file = ComparedFile(self._disk, path, layout, header, Findings())
+            file.select(-_NEVER, _NEVER, is_ordered=file.name not in self._damaged)
+            self._open.append(file)
+        return self._open
+
+    def _close_files(self) -> None:
+        for file in [file for file in self._open if file.is_over]:
+            self._open.remove(file)
+            if file.is_gone:
+                self._lost.append((file.header.begin_phy_offset, file.header.end_phy_offset + 1))
+                left = file.header.entries - file.taken
+                self.compared.left_out_entries += left
+                self._say(f"{left} entries of {file.name}, which is gone or too short")
+            else:
+                file.judge_times()
+            self.compared.entries += file.compared
+            self._findings.merge(file.findings)
 
     def _leave_out(self, begin: int, end: int) -> int:
         # Entries that point into [begin, end) stand for themselves; those before it have had their chance.
         self._orphans_below(begin)
-        self._left_out.append((begin, end))
-        return self._cursor.skip_below(end)
+        count = sum(len(file.take_below(end).number) for file in self._reached(end))
+        self._close_files()
+        return count
 
     def _orphans_below(self, phy_offset: int) -> None:
-        if not self._is_over:
-            self._resync.orphans_below(phy_offset)
-            self._give_up_if_needed()
-
-    def _give_up_if_needed(self) -> None:
-        self._is_over = self._resync.has_enough
-        if self._is_over:
-            self.compared.gave_up.append(self._cursor.name)
-            self.compared.left_out_entries += self._cursor.left
-            self._say(f"{self._cursor.name}: {GIVE_UP_AT} findings so far, so no more of the key index was compared")
-
-    def _check_times(self, mark: FileMark, header: IndexHeader) -> None:
-        # The header's times to the millisecond, which no entry knows.
-        if not mark.header.entries or header.index_count != mark.header.index_count:
-            return
-        found = self._resync.found.setdefault(f"index/{mark.name}", Findings())
-        for name, position, here, wanted in (
-            ("begin", 0, mark.header.begin_timestamp, header.begin_timestamp),
-            ("end", 8, mark.header.end_timestamp, header.end_timestamp),
-        ):
-            if here != wanted:
-                text = f"{name} timestamp {here}, but by its message it is {wanted}"
-                found.add(f"index/{mark.name}", position, f"header-{name}-timestamp", text)
+        compare_files(NO_KEYS, phy_offset, self._reached(phy_offset))
+        self._close_files()
 
     def _say(self, text: str) -> None:
         self.compared.left_out.append(text)

@@ -1,320 +1,326 @@
-"""The key index compared with the log: a cursor over the entries, and what is wrong where log and entries differ.
+"""The key index compared with the log: the entries of index files against the keys of the messages.
 
-What agrees, and that should be all, goes through the kernel's match_batch. At the first difference Resync takes over:
-both sides are in the order of physical offsets, so a message is the measure. The entries that point to it are held
-against its keys, those that point elsewhere belong to no message, and the next message starts afresh. An entry that
-points too high is told from missing entries by those behind it, which point lower.
+Both sides are columns, in the order of physical offsets. Where all entries are as they must be, one comparison of the
+columns says so; else entries and keys are told apart by message and key hash. A key without an entry and an entry of no
+key of the same message are one wrong hash.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.errors import DiskError
+from indexd.errors import MissingOk
 from indexd.findings import Findings
-from indexd.index.check import time_difference
-from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
-from indexd.index.format import FileMark, IndexEntry, IndexHeader, IndexLayout, inherited, unpack_entry
+from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, read_entries
+from indexd.index.format import ENTRY_SIZE, IndexHeader, IndexLayout
 from indexd.storage.disk import Disk
 
-# Entries behind one that are asked whether they point lower: a few see an offset that is a little too high, many see
-# beyond a damaged block of a file system, which holds 200.
-_NEAR = 16
-_AHEAD = 4096
-_BEGIN_TIMESTAMP, _END_TIMESTAMP, _BEGIN_PHY, _END_PHY, _, _COUNT = range(6)
-_EVERYTHING = 1 << 62
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+#: What an entry can be: of a key of its message, or wrong; the order is that of ``KINDS``.
+RIGHT, WITHOUT_MESSAGE, WITHOUT_KEY, WRONG_HASH, TWICE, WRONG_TIME = range(6)
+#: What those are called, and where in the entry the number stands that is wrong.
+KINDS = (
+    ("", 0, ""),
+    ("entry-without-message", 4, "no message begins at {phy}, where it points"),
+    ("entry-without-key", 0, "key hash {value}, but the message at {phy} has no such key"),
+    ("entry-hash", 0, "key hash {value}, but the message at {phy} has the key {wanted} there"),
+    ("entry-twice", 0, "key hash {value} of the message at {phy} once more"),
+    ("entry-time-difference", 12, "the time difference is {value}, but for the message at {phy} it is {wanted}"),
+)
+BEHIND_LOG = ("entry-behind-log", 4, "points to {phy}, behind the end of the log")
+#: Of each kind so many are put into words at a time.
+NOTED_MAX = 100
+_ENTRIES_PER_WINDOW = min(1 << 18, ENTRIES_PER_READ)
+_DIFFERENCE_MAX = (1 << 31) - 1
 
 
-class EntryCursor:
-    """Stands at entry ``number`` of ``files[at]``. ``state`` is the header before that entry, as match_batch moves it.
+class Entries(NamedTuple):
+    """Entries as columns; ``number`` is their number in their file."""
 
-    ``on_end`` is called with the mark and the state of each file that was walked to its end. ``may_be_gone``: a file
-    that is missing or too short is passed over, and in ``lost``; else it raises. ``has_expired``: the file before the
-    first one may be gone, from whose end entry 1 counts.
+    phy_offset: Integers
+    key_hash: Integers
+    time_diff: Integers
+    number: Integers
+
+    def only(self, which: slice | Flags | Integers) -> Entries:
+        """Some of them, or all in another order."""
+        return Entries(*(column[which] for column in self))
+
+
+class Keys(NamedTuple):
+    """Messages (``phy_offset``, ``timestamp``) and their keys, in log order; ``row`` is the message of a key."""
+
+    phy_offset: Integers
+    timestamp: Integers
+    row: Integers
+    key_hash: Integers
+
+
+def unpacked(entries: NDArray[np.uint32], number: int) -> Entries:
+    """Rows of ``read_entries``, of which the first has ``number``."""
+    key_hash, high, low, time_diff = entries.byteswap()[:, :4].astype(np.int64).T
+    signed = high << 32 | low
+    return Entries(signed, key_hash, time_diff.astype(np.int32).astype(np.int64), number + np.arange(len(entries)))
+
+
+def joined(parts: Sequence[Entries]) -> Entries:
+    """One behind the other."""
+    none = Entries(*(np.empty(0, dtype=np.int64) for _ in Entries._fields))
+    return Entries(*map(np.concatenate, zip(none, *parts, strict=True)))
+
+
+def keys_of(batch: DispatchBatch, first: int, last: int, skip_mask: int) -> Keys:
+    """Messages ``first`` .. ``last - 1`` of a batch; those that ``skip_mask`` names have no keys."""
+    columns, at = batch.columns, slice(first, last)
+    starts = columns.key_start[first : last + 1].astype(np.int64)
+    counts = np.diff(starts)
+    row = np.repeat(np.arange(last - first), counts)
+    is_indexed = np.repeat(skip_mask >> (columns.sys_flag[at].astype(np.int64) & 0xC) & 1 == 0, counts)
+    hashes = columns.key_hash[starts[0] : starts[-1]].astype(np.int64)
+    return Keys(columns.phy_offset[at], columns.store_timestamp[at], row[is_indexed], hashes[is_indexed])
+
+
+#: Where the log has no message.
+NO_KEYS = Keys(*(np.empty(0, dtype=np.int64) for _ in Keys._fields))
+
+
+def time_differences(timestamps: Integers, begin: int) -> Integers:
+    """What entries store of these times in a file that begins at ``begin`` (spec rocketmq-store 3.4)."""
+    if begin <= 0:
+        return np.zeros(len(timestamps), dtype=np.int64)
+    differences: Integers = np.clip(timestamps - begin, 0, 1000 * _DIFFERENCE_MAX) // 1000
+    return differences
+
+
+class Match(NamedTuple):
+    """Entries held against the keys of messages.
+
+    Of each entry: ``row``, its message, where it ``is_known``; ``kind``; ``wanted``, the hash that is due where it is
+    wrong. Of each key: whether it ``is_missing``, ``is_lost``, without an entry that is findable; ``unpaired`` are the
+    missing ones for which no wrong entry stands.
+    """
+
+    row: Integers
+    is_known: Flags
+    kind: Integers
+    wanted: Integers
+    is_missing: Flags
+    is_lost: Flags
+    unpaired: Integers
+
+    def of(self, at: slice) -> Match:
+        """Some of the entries."""
+        parts = {name: getattr(self, name)[at] for name in ("row", "is_known", "kind", "wanted")}
+        return self._replace(**parts)
+
+
+def match_entries(keys: Keys, entries: Entries, is_findable: Flags) -> Match:
+    """Hold entries against messages; those of a message may stand in several files, one behind the other."""
+    zeros, flags = (np.zeros(len(entries.number), dtype=np.int64), np.zeros(len(keys.row), dtype=np.bool_))
+    is_same = np.array_equal(entries.phy_offset, keys.phy_offset[keys.row])
+    if is_same and np.array_equal(entries.key_hash, keys.key_hash):
+        found = Match(keys.row, zeros == 0, zeros, zeros, flags, flags, zeros[:0])
+    else:
+        found = _tell_apart(keys, entries)
+    if is_findable.all():
+        return found
+    findable = _codes(found.row, entries)[found.is_known & is_findable]
+    return found._replace(is_lost=_count(_codes(keys.row, keys), findable) == 0)
+
+
+def _tell_apart(keys: Keys, entries: Entries) -> Match:
+    row = keys.phy_offset.searchsorted(entries.phy_offset)
+    offsets = np.append(keys.phy_offset, -1)  # no entry of a message points there
+    is_known = (offsets[row] == entries.phy_offset) & (row < len(keys.phy_offset))
+    own, due = np.where(is_known, _codes(row, entries), -1), _codes(keys.row, keys)
+    count, given = _count(own, due), _count(due, own)
+    rules = [~is_known, count == 0, _ranks(own) >= count]
+    kind, wanted = np.select(rules, [WITHOUT_MESSAGE, WITHOUT_KEY, TWICE], RIGHT), np.zeros_like(row)
+    is_missing = _ranks(due) >= given
+    # The wrong entries of a message and its missing keys, in pairs.
+    wrong, missing = np.flatnonzero(kind == WITHOUT_KEY), np.flatnonzero(is_missing)
+    rows, missing_rows = row[wrong], keys.row[missing]
+    ranks = _ranks(rows)
+    is_paired = ranks < _count(rows, missing_rows)
+    paired = wrong[is_paired]
+    kind[paired] = WRONG_HASH
+    wanted[paired] = keys.key_hash[missing[missing_rows.searchsorted(rows[is_paired]) + ranks[is_paired]]]
+    unpaired = missing[_ranks(missing_rows) >= _count(missing_rows, rows)]
+    return Match(row, is_known, kind, wanted, is_missing, given == 0, unpaired)
+
+
+def _codes(row: Integers, of: Keys | Entries) -> Integers:
+    # Message and hash as one number.
+    return row << 32 | of.key_hash
+
+
+def _count(values: Integers, among: Integers) -> Integers:
+    # How often each value stands among others.
+    order = np.sort(among)
+    return order.searchsorted(values, "right") - order.searchsorted(values)
+
+
+def _ranks(values: Integers) -> Integers:
+    # How many of the same value stand before each.
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order)) - values[order].searchsorted(values[order])
+    return ranks
+
+
+class ComparedFile:
+    """One index file beside the log: entries are taken in the order of the log, and what is wrong goes to ``findings``.
+
+    ``header`` says which entries there are and from which time they count; ``name`` is what findings call it. ``wait``
+    is told how many bytes are read next. ``low`` .. ``high`` is where the ``strays`` point, entries of no key;
+    ``taken`` entries were given out, ``compared`` judged. ``is_gone``: the file was not there, or too short, when it
+    was to be read.
     """
 
     def __init__(
         self,
         disk: Disk,
-        directory: Path,
+        path: Path,
         layout: IndexLayout,
-        files: tuple[FileMark, ...],
-        on_end: Callable[[FileMark, IndexHeader], None] = lambda *_: None,
-        *,
-        may_be_gone: bool = True,
-        has_expired: bool = False,
+        header: IndexHeader,
+        findings: Findings,
+        wait: Callable[[int], object] = int,
     ) -> None:
-        self._disk, self._directory, self.layout = disk, directory, layout
-        self._on_end = on_end
-        self._may_be_gone, self._has_expired = may_be_gone, has_expired
-        self.files = files
-        self.at = 0
-        self.number = 1
-        self.state = np.array(IndexHeader().values(), dtype=np.int64)
-        self.window: NDArray[np.uint32] = np.empty((0, 5), dtype=np.uint32)
-        self.position = 0
-        #: Entries that were held against a message, or found to have none.
-        self.walked = 0
-        #: Files that could not be read to their end, with the entries that were left in them.
-        self.lost: list[tuple[FileMark, int]] = []
+        self._disk, self._path, self._layout, self._wait = disk, path, layout, wait
+        self.header, self.findings = header, findings
+        self.name = f"index/{path.name}"
+        self._window = joined(())
+        self._next, self._end = 1, header.index_count
+        self.taken = self.compared = self.strays = 0
+        self.low, self.high = 1 << 62, -1
+        self.is_gone = False
+        # Store timestamps of the messages of the first and the last entry, by number.
+        self._times: dict[int, int] = {}
+
+    def select(self, begin: int, end: int, *, is_ordered: bool) -> None:
+        """Only those that point into ``[begin, end)``. If not ``is_ordered``, they are all read now and sorted."""
+        self._window = joined(())
+        with MissingOk(), self._disk.open_read(self._path) as file:
+            if is_ordered:
+                self._next = first_entry_at(file, self._layout, 1, self._end, begin)
+                self._end = first_entry_at(file, self._layout, self._next, self._end, end)
+                return
+        parts = []
+        while self._load():
+            there = self._window.phy_offset
+            parts.append(self._window.only((there >= begin) & (there < end)))
+            self._window = joined(())
+        found = joined(parts)
+        self._window = found.only(np.argsort(found.phy_offset, kind="stable"))
+
+    def take_below(self, phy_offset: int) -> Entries:
+        """Those that point below ``phy_offset`` and were not taken before."""
+        parts = []
+        while self._load():
+            count = int(self._window.phy_offset.searchsorted(phy_offset))
+            parts.append(self._window.only(slice(count)))
+            self.taken += count
+            self._window = self._window.only(slice(count, None))
+            if len(self._window.number):
+                break
+        return joined(parts)
+
+    def _load(self) -> bool:
+        # Have a window with an entry; False when there is none left.
+        if len(self._window.number) or self._next >= self._end:
+            return bool(len(self._window.number))
+        count, entries = min(self._end - self._next, _ENTRIES_PER_WINDOW), np.empty((0, 5), dtype=np.uint32)
+        with MissingOk(), self._disk.open_read(self._path) as file:
+            self._wait(count * ENTRY_SIZE)
+            entries = read_entries(file, self._layout, self._next, count)
+        self._window = unpacked(entries, self._next)
+        self.is_gone = len(entries) < count
+        self._next = self._end if self.is_gone else self._next + count
+        return len(entries) > 0
 
     @property
-    def done(self) -> bool:
-        """Behind the last entry of the last file; ``load`` finds that out."""
-        return self.at >= len(self.files)
+    def next_offset(self) -> int | None:
+        """Where the next entry points; None behind the last one."""
+        return int(self._window.phy_offset[0]) if self._load() else None
 
     @property
-    def name(self) -> str:
-        """What findings call the file, the last one behind its end."""
-        return f"index/{self.files[min(self.at, len(self.files) - 1)].name}" if self.files else "frontier"
+    def is_over(self) -> bool:
+        """Whether all its entries were taken."""
+        return self._next >= self._end and not len(self._window.number)
 
-    @property
-    def place(self) -> int:
-        """The byte position of the entry, or of the one that would come next."""
-        if not self.files:
-            return 0
-        number = self.files[-1].header.index_count if self.done else self.number
-        return self.layout.entry_position(number)
-
-    @property
-    def left(self) -> int:
-        """Entries of the file from this one on."""
-        return 0 if self.done else self.files[self.at].header.index_count - self.number
-
-    def load(self) -> None:
-        """Have an entry in the window, unless it is done; steps over files whose entries are used up."""
-        while self.position >= len(self.window) and not self.done:
-            if self.left <= 0:
-                self._on_end(self.files[self.at], IndexHeader(*self.state.tolist()))
-                self.leave_file()
-                continue
-            mark = self.files[self.at]
-            try:
-                with self._disk.open_read(self._directory / mark.name) as file:
-                    self.window = read_entries(file, self.layout, self.number, min(self.left, ENTRIES_PER_READ))
-            except DiskError as error:
-                if not error.is_missing or not self._may_be_gone:
-                    raise
-                self.window = self.window[:0]
-            self.position = 0
-            if self._has_expired and self.at == 0 and self.number == 1 and len(self.window):
-                # It counts from the end of a file that nobody knows any more: that difference is taken as it is.
-                self.state[_BEGIN_TIMESTAMP] = mark.header.begin_timestamp - 1000 * time_diff_of(self.window[0])
-            if len(self.window) == 0:
-                self.lost.append((mark, self.left))
-                self.leave_file()
-
-    @property
-    def phy_offset(self) -> int:
-        """Of the entry; far behind everything when none is left."""
-        self.load()
-        return _EVERYTHING if self.done else phy_offset_of(self.window[self.position])
-
-    def seek(self, phy_offset: int) -> None:
-        """On to the first entry of a message at ``phy_offset`` or behind it, by binary search."""
-        while not self.done and self.files[self.at].header.end_phy_offset < phy_offset:
-            self.leave_file()
-        self.window, self.position = self.window[:0], 0
-        if self.done:
+    def judge(self, keys: Keys, entries: Entries, match: Match) -> None:
+        """Write down what is wrong with entries of this file that were held against these messages."""
+        self.compared += len(entries.number)
+        if not len(entries.number):
             return
-        header = self.files[self.at].header
-        with self._disk.open_read(self._directory / self.files[self.at].name) as file:
-            number = first_entry_at(file, self.layout, self.number, header.index_count, phy_offset)
-            if number > self.number:
-                last = phy_offset_of(read_entries(file, self.layout, number - 1, 1)[0])
-                self.number = number
-                self.state[:] = replace(header, end_phy_offset=last, index_count=number).values()
+        timestamps = np.zeros(len(match.row), dtype=np.int64)
+        timestamps[match.is_known] = keys.timestamp[match.row[match.is_known]]
+        for number in {1, self.header.index_count - 1}:
+            for at in np.flatnonzero((entries.number == number) & match.is_known):
+                self._times[number] = int(timestamps[at])
+        # Entry 1 counts from the end of a file that may be gone: nobody can say.
+        due = time_differences(timestamps, self.header.begin_timestamp)
+        is_late = match.is_known & (entries.number > 1) & (entries.time_diff != due)
+        if is_late.any():
+            self.note(entries.only(is_late), KINDS[WRONG_TIME], entries.time_diff[is_late], due[is_late])
+        if not match.kind.any():
+            return
+        for kind in range(WITHOUT_MESSAGE, TWICE + 1):
+            rows = match.kind == kind
+            self.note(entries.only(rows), KINDS[kind], entries.key_hash[rows], match.wanted[rows])
+        strays = entries.phy_offset[(match.kind > RIGHT) & (match.kind < TWICE)]
+        if len(strays):
+            self.strays += len(strays)
+            self.low, self.high = min(self.low, int(strays.min())), max(self.high, int(strays.max()))
 
-    def leave_file(self) -> None:
-        """On to the first entry of the next file, whose header inherits this one's end (spec rocketmq-store 3.5)."""
-        self.state[:] = inherited(self.files[self.at].header).values()
-        self.at, self.number, self.position = self.at + 1, 1, 0
-        self.window = self.window[:0]
+    def note(self, entries: Entries, kind: tuple[str, int, str], value: Integers, wanted: Integers) -> None:
+        """All of these are wrong in the same way; the first are put into words."""
+        what, at, text = kind
+        columns = (entries.number, entries.phy_offset, value, wanted)
+        for number, phy, there, due in zip(*(column[:NOTED_MAX].tolist() for column in columns), strict=True):
+            words = f"entry {number}: {text.format(phy=phy, value=there, wanted=due)}"
+            self.findings.add(self.name, self._layout.entry_position(number) + at, what, words)
+        self.findings.count(what, max(len(entries.number) - NOTED_MAX, 0))
 
-    def entry(self) -> IndexEntry | None:
-        """The entry it stands at; None behind the last one."""
-        self.load()
-        return None if self.done else unpack_entry(self.window[self.position].tobytes())
-
-    def used(self, position: int) -> None:
-        """match_batch has taken the window's entries up to ``position`` and moved the state."""
-        self.walked += position - self.position
-        self.number += position - self.position
-        self.position = position
-
-    def put(self, phy_offset: int, store_timestamp: int) -> None:
-        """The entry belongs to that message: on to the next, with the header as its put left it."""
-        state = self.state
-        if state[_COUNT] <= 1:
-            state[_BEGIN_PHY], state[_BEGIN_TIMESTAMP] = phy_offset, store_timestamp
-        state[_END_PHY], state[_END_TIMESTAMP] = phy_offset, store_timestamp
-        state[_COUNT] += 1
-        self.used(self.position + 1)
-
-    def orphan(self) -> None:
-        """The entry belongs to no message: on to the next, taking from the header's word what its put changed."""
-        header = self.files[self.at].header
-        if self.number == 1:
-            self.state[_BEGIN_TIMESTAMP] = header.begin_timestamp
-        if self.left == 1:
-            self.state[_END_TIMESTAMP] = header.end_timestamp
-        self.state[_COUNT] += 1
-        self.used(self.position + 1)
-
-    def skip_below(self, phy_offset: int) -> int:
-        """Step over entries that point below ``phy_offset``, up to the first that does not; how many they were."""
-        skipped = 0
-        while True:
-            self.load()
-            if self.done:
-                return skipped
-            stops = np.flatnonzero(phy_offsets_of(self.window[self.position :]) >= phy_offset)
-            count = int(stops[0]) if len(stops) else len(self.window) - self.position
-            if count:
-                last = phy_offset_of(self.window[self.position + count - 1])
-                header = replace(self.files[self.at].header, end_phy_offset=last, index_count=self.number + count)
-                self.state[:] = header.values()
-                self.number, self.position, skipped = self.number + count, self.position + count, skipped + count
-            if len(stops):
-                return skipped
-
-    def is_outlier(self, phy_offset: int) -> bool:
-        """Whether the entry points too high: above the file's end, or above what most entries behind it point to."""
-        mark = self.files[self.at]
-        if phy_offset > mark.header.end_phy_offset:
-            return True
-        try:
-            with self._disk.open_read(self._directory / mark.name) as file:
-                ahead = read_entries(file, self.layout, self.number + 1, min(self.left - 1, _AHEAD))
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            ahead = self.window[:0]  # it expires just now; the next load says so
-        offsets = phy_offsets_of(ahead)
-        # Damaged ones among them, such as zeros, must not make this one look too high.
-        offsets = offsets[offsets >= mark.header.begin_phy_offset]
-        return any(2 * np.count_nonzero(part < phy_offset) > len(part) for part in (offsets[:_NEAR], offsets))
+    def judge_times(self, *, is_growing: bool = False) -> None:
+        """Compare the header's times with those of its messages; of a file that ``is_growing`` only the first."""
+        begin, end = self._times.get(1), self._times.get(self.header.index_count - 1)
+        rows = [("begin", 0, self.header.begin_timestamp, begin)]
+        rows += [] if is_growing else [("end", 8, self.header.end_timestamp, end)]
+        for name, position, here, by_message in rows:
+            if by_message not in (None, here):
+                text = f"{name} timestamp {here}, but by its message it is {by_message}"
+                self.findings.add(self.name, position, f"header-{name}-timestamp", text)
 
 
-def phy_offsets_of(entries: NDArray[np.uint32]) -> NDArray[np.int64]:
-    halves = entries[:, 1:3].byteswap().astype(np.int64)
-    return halves[:, 0].astype(np.int32).astype(np.int64) << 32 | halves[:, 1]
+def all_findable(_: ComparedFile, numbers: Integers) -> Flags:
+    """Of files whose chains were checked before."""
+    return np.ones(len(numbers), dtype=np.bool_)
 
 
-# With so many findings it is not the index of this log; the rest is not looked at.
-GIVE_UP_AT = 10_000
+def compare_files(
+    keys: Keys,
+    bound: int,
+    files: Iterable[ComparedFile],
+    is_findable: Callable[[ComparedFile, Integers], Flags] = all_findable,
+) -> Match:
+    """Hold all entries that point below ``bound`` against these messages, which lie below it, too.
 
-
-class Resync:
-    """Writes down what differs, by file. ``left_out`` are log bytes whose messages nobody asks for.
-
-    ``knows_first`` is False when a file before the first one may have expired: its entry 1 counts from its end then.
+    ``is_findable`` says which entries of a file, by number, a query comes to.
     """
-
-    def __init__(self, cursor: EntryCursor, left_out: list[tuple[int, int]], *, knows_first: bool) -> None:
-        self.found: dict[str, Findings] = {}
-        #: Entries that point into ``left_out``.
-        self.skipped = 0
-        self._cursor = cursor
-        self._left_out = left_out
-        self._knows_first = knows_first
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether the comparison is to be given up."""
-        return sum(map(len, self.found.values())) >= GIVE_UP_AT
-
-    def add(self, what: str, text: str, member: int = 0) -> None:
-        """A finding at the cursor's entry; ``member`` is where in it."""
-        findings = self.found.setdefault(self._cursor.name, Findings())
-        findings.add(self._cursor.name, self._cursor.place + member, what, text)
-
-    def row(self, batch: DispatchBatch, row: int, key: int) -> None:
-        """The message of ``row``, whose keys before ``key`` have their entries; the cursor ends behind its last one."""
-        columns, cursor = batch.columns, self._cursor
-        phy_offset, timestamp = int(columns.phy_offset[row]), int(columns.store_timestamp[row])
-        first, last = (int(at) for at in columns.key_start[row : row + 2])
-        wanted = columns.key_hash[first:last].tolist()
-        got = wanted[: max(key - first, 0)]
-        wrong: list[tuple[str, int, int, int]] = []
-        missing = Counter(wanted[len(got) :])
-        lost = len(cursor.lost)
-        while (entry := cursor.entry()) is not None and not self.has_enough:
-            if entry.phy_offset != phy_offset:
-                if self._leaves_out(entry.phy_offset, phy_offset):
-                    continue
-                if len(got) >= len(wanted):
-                    break
-                if entry.phy_offset > phy_offset and not cursor.is_outlier(entry.phy_offset):
-                    break
-                self.orphan(entry)
-                continue
-            self._check_time(entry, phy_offset, timestamp)
-            if missing[entry.key_hash] > 0:
-                missing[entry.key_hash] -= 1
-            else:
-                wrong.append((cursor.name, cursor.place, cursor.number, entry.key_hash))
-            got.append(entry.key_hash)
-            cursor.put(phy_offset, timestamp)
-        if len(cursor.lost) == lost:  # else its entries may have been in the file that is gone
-            self._judge(phy_offset, wanted, got, wrong, list(missing.elements()))
-
-    def orphans_below(self, phy_offset: int) -> None:
-        """Entries that point below ``phy_offset`` and to no message that is still to come."""
-        while (entry := self._cursor.entry()) is not None and entry.phy_offset < phy_offset and not self.has_enough:
-            if not self._leaves_out(entry.phy_offset, phy_offset):
-                self.orphan(entry)
-
-    def orphan(self, entry: IndexEntry) -> None:
-        """An entry where none is due: of no message, or once too often."""
-        text = f"entry {self._cursor.number}: key hash {entry.key_hash}, phy offset {entry.phy_offset}"
-        self.add("entry-without-message", f"{text}, where none is due")
-        self._cursor.orphan()
-
-    def _leaves_out(self, phy_offset: int, below: int) -> bool:
-        for begin, end in self._left_out:
-            if begin <= phy_offset < end and phy_offset < below:
-                self.skipped += self._cursor.skip_below(min(end, below))
-                return True
-        return False
-
-    def _check_time(self, entry: IndexEntry, phy_offset: int, timestamp: int) -> None:
-        cursor = self._cursor
-        if cursor.at == 0 and cursor.number == 1 and not self._knows_first:
-            return
-        wanted = time_difference(timestamp, int(cursor.state[0]))
-        if entry.time_diff != wanted:
-            self.add(
-                "entry-time-difference",
-                f"entry {cursor.number}: the time difference is {entry.time_diff}, but for the message at "
-                f"{phy_offset} it is {wanted}",
-                12,
-            )
-
-    def _judge(
-        self,
-        phy_offset: int,
-        wanted: list[int],
-        got: list[int],
-        wrong: list[tuple[str, int, int, int]],
-        missing: list[int],
-    ) -> None:
-        # A key without an entry and an entry without a key are one wrong hash.
-        message = f"the message at {phy_offset}"
-        for file, place, number, key_hash in wrong:
-            what, text = "entry-without-key", f"entry {number}: {message} has no further key with hash {key_hash}"
-            if missing:
-                text = f"entry {number}: key hash {key_hash}, but {message} has the key {missing.pop(0)}"
-                what = "entry-hash"
-            self.found.setdefault(file, Findings()).add(file, place, what, text)
-        for key_hash in missing:
-            self.add("key-without-entry", f"{message} has a key with hash {key_hash}, and no entry for it here")
-        if not wrong and not missing and got != wanted:
-            self.add("entry-key-order", f"the entries of {message} before here are not in the order of its keys")
+    taken = [(file, file.take_below(bound)) for file in files]
+    entries = joined([part for _, part in taken])
+    flags = [np.empty(0, dtype=np.bool_), *(is_findable(file, part.number) for file, part in taken)]
+    match, first = match_entries(keys, entries, np.concatenate(flags)), 0
+    for file, part in taken:
+        file.judge(keys, part, match.of(slice(first, first + len(part.number))))
+        first += len(part.number)
+    return match

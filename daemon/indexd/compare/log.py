@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,15 @@ from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
-from indexd.compare.index import EntryCursor
+from indexd.compare.index import ComparedFile, Keys, keys_of, time_differences
 from indexd.compare.queues import QueueComparison
+from indexd.errors import DisturbedError
+from indexd.findings import Findings
 from indexd.index.format import FileMark, Flavour, IndexLayout
-from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
 from indexd.storage.disk import Disk
 
 _SETTLE_PAUSE = 0.01
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,63 @@ class Agreed:
     reason: str = ""
 
 
+class _EntryStream:
+    # The entries of all files, one behind the other. If a file before the first one ``has_expired``, nobody knows from
+    # which end entry 1 counts.
+    def __init__(
+        self, disk: Disk, directory: Path, layout: IndexLayout, marks: tuple[FileMark, ...], *, has_expired: bool
+    ) -> None:
+        self._disk, self._directory, self._layout, self._marks = disk, directory, layout, marks
+        self._ends = [None if has_expired else 0, *(mark.header.end_timestamp for mark in marks)]
+        self._files: deque[tuple[ComparedFile, int | None]] = deque()
+
+    def seek(self, phy_offset: int) -> None:
+        """To the first entry of a message at ``phy_offset`` or behind it."""
+        self._files = deque(
+            (ComparedFile(self._disk, self._directory / mark.name, self._layout, mark.header, Findings()), end)
+            for mark, end in zip(self._marks, self._ends, strict=False)
+            if mark.header.end_phy_offset >= phy_offset
+        )
+        for file, _ in islice(self._files, 1):
+            file.select(phy_offset, _NEVER, is_ordered=True)
+
+    @property
+    def phy_offset(self) -> int:
+        """Of the next entry; far behind everything when none is left."""
+        while self._files:
+            offset = self._files[0][0].next_offset
+            if self._files[0][0].is_gone:
+                raise DisturbedError(f"{self._files[0][0].name} was removed or cut while it was compared with the log")
+            if offset is not None:
+                return offset
+            self._files.popleft()
+        return _NEVER
+
+    def differs(self, keys: Keys, bound: int, end: int) -> int | None:
+        """Where entries and keys below ``bound`` begin to differ, or None. Behind ``end`` there may be no entries."""
+        offsets, timestamps, at = keys.phy_offset[keys.row], keys.timestamp[keys.row], 0
+        while self.phy_offset < bound:
+            file, before = self._files[0]
+            entries = file.take_below(bound)
+            due = slice(at, at + len(entries.number))
+            wanted = time_differences(timestamps[due], file.header.begin_timestamp)
+            if entries.number[0] == 1 and len(wanted):
+                inherited = time_differences(timestamps[due], before or 0)
+                wanted[0] = entries.time_diff[0] if before is None else inherited[0]
+            there = entries.only(slice(len(wanted)))
+            wrong = (there.phy_offset != offsets[due]) | (there.key_hash != keys.key_hash[due])
+            wrong |= there.time_diff != wanted
+            if wrong.any() or len(wanted) < len(entries.number):
+                first = int(wrong.argmax()) if wrong.any() else len(wanted)
+                place: int = min([*entries.phy_offset[first : first + 1].tolist(), *offsets[due][first:].tolist()])
+                return place
+            at = due.stop
+        if at == len(offsets):
+            return None
+        missing = int(offsets[at])
+        return missing if missing < end or self.phy_offset < _NEVER else None
+
+
 def compare_with_log(
     disk: Disk,
     directory: Path,
@@ -114,21 +174,23 @@ def compare_with_log(
 ) -> Agreed:
     """Hold ``files`` against the log from where the reader of ``comparison`` stands; reads only."""
     begin = comparison.reader.position
-    cursor = EntryCursor(disk, directory, layout, files, may_be_gone=False, has_expired=comparison.has_expired)
-    cursor.seek(begin)
-    agreed = _walk(cursor, flavour, comparison, on_progress)
+    entries = _EntryStream(disk, directory, layout, files, has_expired=comparison.has_expired)
+    entries.seek(begin)
+    agreed = _walk(entries, flavour, comparison, on_progress)
     if agreed.phy_offset is not None and agreed.compared.queues_until is not None:
         # It was the log after all, and it changed before the first entry that differs.
         return Agreed(begin, Compared(), agreed.reason)
     return agreed
 
 
-def _walk(cursor: EntryCursor, flavour: Flavour, comparison: Comparison, on_progress: Callable[[int], None]) -> Agreed:
+def _walk(
+    entries: _EntryStream, flavour: Flavour, comparison: Comparison, on_progress: Callable[[int], None]
+) -> Agreed:
     reader, begin, end = comparison.reader, comparison.reader.position, comparison.end
     # Behind a stretch that cannot be read nobody knows what units it came to: they are compared anew from there on.
     compared, compared_until, queues = Compared(), begin, comparison.queues_from(begin)
     sound = compared.copy()
-    while reader.position < end or not _is_done(cursor):
+    while reader.position < end or entries.phy_offset < _NEVER:
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
             # The newest message of the log: there it is, it only has to prove itself.
@@ -138,7 +200,7 @@ def _walk(cursor: EntryCursor, flavour: Flavour, comparison: Comparison, on_prog
             behind = comparison.first_behind(poll.offset, compared.store_timestamp)
             if behind is None:
                 # An entry before it is of a message that stood where the segment before ends now.
-                stop = compared_until if cursor.phy_offset < poll.offset else poll.offset
+                stop = compared_until if entries.phy_offset < poll.offset else poll.offset
                 agreed = Agreed(stop, compared, f"the log holds no message at offset {stop}")
                 return _without_more(queues, Agreed(begin, sound), agreed)
             # Frame by frame from the next one on: the log may have been cut behind it, and before what is known.
@@ -146,10 +208,10 @@ def _walk(cursor: EntryCursor, flavour: Flavour, comparison: Comparison, on_prog
             reader.pass_over(behind.phy_offset)
         if not isinstance(poll, DispatchBatch):
             begin = compared_until = reader.position
-            cursor.seek(begin)
+            entries.seek(begin)
             sound, queues = compared.copy(), comparison.queues_from(begin)
         else:
-            differs = _match(cursor, flavour, poll, compared_until, end)
+            differs = _match(entries, flavour, poll, compared_until, end)
             if differs is None and poll.end_offset > end and _frame_before(poll, compared_until, end) != end:
                 differs = _frame_before(poll, compared_until, end)
             if queues is not None:
@@ -189,38 +251,11 @@ def _without_more(queues: QueueComparison | None, sound: Agreed, agreed: Agreed)
     return replace(sound, reason=f"the queues name a message at {left} that the log does not hold")
 
 
-def _is_done(cursor: EntryCursor) -> bool:
-    cursor.load()
-    return cursor.done
-
-
-def _match(cursor: EntryCursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
-    # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end; ``begin``
-    # is where the last batch ended, which lies before this one where a segment ends in between.
-    row, key = 0, -1
-    while True:
-        is_done = _is_done(cursor)
-        status, row, key, at = match_batch(
-            batch.columns,
-            batch.rows,
-            int(row),
-            int(key),
-            flavour.skip_mask,
-            cursor.window,
-            cursor.position,
-            cursor.state,
-        )
-        cursor.used(int(at))
-        if status == MISMATCH:
-            return _frame_before(batch, begin, min(int(batch.columns.phy_offset[int(row)]), cursor.phy_offset))
-        if status == DONE:
-            # An entry inside the batch that no key came to is of a message that is not there.
-            return _frame_before(batch, begin, cursor.phy_offset) if cursor.phy_offset < batch.end_offset else None
-        assert status == BUFFER_FULL
-        if is_done:
-            # A message with keys, and no entry left.
-            phy_offset = int(batch.columns.phy_offset[int(row)])
-            return phy_offset if phy_offset < end else None
+def _match(entries: _EntryStream, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
+    # Where the frame begins from which on batch and entries differ, or None. ``begin`` is where the last batch ended,
+    # which lies before this one where a segment ends in between.
+    differs = entries.differs(keys_of(batch, 0, batch.rows, flavour.skip_mask), batch.end_offset, end)
+    return None if differs is None else _frame_before(batch, begin, differs)
 
 
 def _queues_differ(

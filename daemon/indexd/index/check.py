@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
@@ -59,7 +60,7 @@ ENTRY_KINDS = (
 )
 
 
-def judge_slot(layout: IndexLayout, count: int, value: int, wanted: int) -> tuple[str, str]:
+def _judge_slot(layout: IndexLayout, count: int, value: int, wanted: int) -> tuple[str, str]:
     """The kind of finding, and its words, for a slot that holds ``value`` and not its newest entry, ``wanted``.
 
     Entries below ``count`` are written.
@@ -72,6 +73,18 @@ def judge_slot(layout: IndexLayout, count: int, value: int, wanted: int) -> tupl
     if value >= count:
         return "slot-behind-last", f"names entry {value}, but the last one is {count - 1}; {newest}"
     return "slot-old", f"names entry {value}, but {newest}"
+
+
+def note_entries(mark: FileMark, layout: IndexLayout, walked: WalkedEntries, findings: Findings) -> None:
+    """Put what was found of a file's entries into words."""
+    for number, code, value, wanted in walked.found.tolist():
+        what, at, text = ENTRY_KINDS[code]
+        begin, end = mark.header.begin_phy_offset, mark.header.end_phy_offset
+        words = f"entry {number}: {text.format(value=value, wanted=wanted, begin=begin, end=end)}"
+        findings.add(f"index/{mark.name}", layout.entry_position(number) + at, what, words)
+        walked.counts[code] -= 1
+    for (what, _, _), left in zip(ENTRY_KINDS, walked.counts.tolist(), strict=True):
+        findings.count(what, left)
 
 
 def check_file(
@@ -89,18 +102,11 @@ def check_file(
         on_bytes(layout.file_size)
         return findings
     walked = walk_entries(file, layout, mark.header, flavour, on_bytes)
-    for number, code, value, wanted in walked.found.tolist():
-        what, at, text = ENTRY_KINDS[code]
-        begin, end = mark.header.begin_phy_offset, mark.header.end_phy_offset
-        words = f"entry {number}: {text.format(value=value, wanted=wanted, begin=begin, end=end)}"
-        findings.add(name, layout.entry_position(number) + at, what, words)
-        walked.counts[code] -= 1
-    for (what, _, _), left in zip(ENTRY_KINDS, walked.counts.tolist(), strict=True):
-        findings.count(what, left)
+    note_entries(mark, layout, walked, findings)
     # The last entry is the mark's, within what the layout has room for.
     first, count = layout.entry_position(0), min(max(mark.header.index_count, 1), layout.index_num)
     if condition is not Condition.CUT_SHORT:
-        _check_slots(file, name, count, layout, condition, walked, findings)
+        check_slots(file, name, count, layout, condition, walked, findings)
     _check_header(file, name, mark, condition, walked, findings)
     on_bytes(first)
     # Entry 0 is never written; neither is what lies behind the last entry, unless somebody is or was building there.
@@ -138,7 +144,7 @@ def _check_header(
         findings.add(name, position, f"header-{title.replace(' ', '-')}", f"{title} {here}, but {' and '.join(others)}")
 
 
-def _check_slots(
+def check_slots(
     file: DiskFile,
     name: str,
     count: int,
@@ -146,8 +152,8 @@ def _check_slots(
     condition: Condition,
     walked: WalkedEntries,
     findings: Findings,
-) -> None:
-    # One finding for each slot that does not name the newest of its entries.
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """One finding for each slot that does not name the newest of its entries; these slots, and what stands there."""
     stored, newest = (slots.byteswap().view(np.int32) for slots in (read_slots(file, layout), walked.slots))
     is_wrong = stored != newest
     if condition is Condition.GROWING:
@@ -156,9 +162,10 @@ def _check_slots(
         is_wrong &= (stored < count) | (stored >= min(above, layout.index_num))
     wrong = np.flatnonzero(is_wrong)
     for slot in wrong[:KEPT_MAX].tolist():
-        what, text = judge_slot(layout, count, int(stored[slot]), int(newest[slot]))
+        what, text = _judge_slot(layout, count, int(stored[slot]), int(newest[slot]))
         findings.add(name, layout.slot_position(slot), what, f"slot {slot}: {text}")
     findings.count("slot", max(len(wrong) - KEPT_MAX, 0))
+    return wrong, stored[wrong]
 
 
 def check_index(

@@ -7,7 +7,6 @@ the flavour that it was built by, which cannot show that it was the wrong one: s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from indexd.audit import AuditReport, AuditTask, Part, audit_task, plan_audit
-from indexd.audit.match import FileCheck, FileEntries, Rows, check_file
-from indexd.audit.plan import BrokerFile, LogProbe, layout_of
-from indexd.audit.result import FlavourRange, Gap
-from indexd.audit.task import LogRange
+from indexd.audit.plan import LogProbe, layout_of
+from indexd.audit.result import Gap
+from indexd.audit.task import LogRange, Rows
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
@@ -48,40 +46,26 @@ def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairP
     if report.audit.is_flavour_given:
         return
     gone, whats = {name for wanted in plan.ranges for name in wanted.replaces}, findings_by_file(report)
-    for file in report.plan.files:
-        if file.name not in gone or not whats.get(file.path, set()) & _SIGNS:
+    names = {file.name for file in report.plan.files if whats.get(file.path, set()) & _SIGNS} & gone
+    for task in report.plan.tasks:
+        if (
+            task.begin >= plan.ends_at
+            or FLAVOURS[task.flavour].tags
+            or names.isdisjoint(one.name for one in task.files)
+        ):
             continue
-        for begin, end, flavour in _ranges_by_flavour(report, plan, file):
-            counts = [_orphans(disk, config, report, file, begin, end, name) for name in (flavour, _ALL)]
-            if counts[0] > counts[1]:
-                raise CorruptDataError(
-                    f"a repair would lose {counts[0] - counts[1]:,} keys: {file.path} has them, and so have their "
-                    f"messages, but RocketMQ {flavour}, which seems to have written it, does not index them",
-                    f"nothing was changed; say with --flavour what the broker indexes: --flavour {_ALL} loses none",
-                )
-
-
-def _ranges_by_flavour(report: AuditReport, plan: RepairPlan, file: BrokerFile) -> Iterator[tuple[int, int, str]]:
-    for era, behind in pairwise([*report.audit.eras, FlavourRange(plan.ends_at, _ALL)]):
-        begin, end = max(era.begin, file.begin, report.audit.log_begin), min(behind.begin, file.end + 1, plan.ends_at)
-        if begin < end and not FLAVOURS[era.flavour].tags:
-            yield begin, end, era.flavour
-
-
-def _orphans(
-    disk: Disk, config: Config, report: AuditReport, file: BrokerFile, begin: int, end: int, flavour: str
-) -> int:
-    # Entries that point there and are of no key of any message, as the flavour has it.
-    folder, layout = report.plan.folder, report.plan.layout
-    check = check_file(disk, folder, layout, file, report.audit.log_begin) or FileCheck()
-    log = LogRange(begin, end, _probe(disk, config).aligned(begin), flavour)
-    with closing(FileEntries(disk, folder, layout, file, check.findable)) as entries:
-        entries.select(begin, end, is_ordered=check.is_ordered)
-        for item in log.read(disk, config, 0):
-            if isinstance(item, Rows):
-                taken = np.zeros(max(item.batch.keys, 1), dtype=np.uint8)
-                entries.match(item, FLAVOURS[flavour].skip_mask, taken)
-        return int(entries.orphans[2])
+        counts = []
+        for flavour in (task.flavour, _ALL):
+            again = replace(task, end=min(task.end, plan.ends_at), flavour=flavour, stride=0, queues=False)
+            part = audit_task(again, disk, config)
+            counts.append(sum(one.count for one in part.orphans if one.name in names))
+        if counts[0] > counts[1]:
+            path = next(file.path for file in task.files if file.name in names)
+            raise CorruptDataError(
+                f"a repair would lose {counts[0] - counts[1]:,} keys: {path} has them, and so have their "
+                f"messages, but RocketMQ {task.flavour}, which seems to have written it, does not index them",
+                f"nothing was changed; say with --flavour what the broker indexes: --flavour {_ALL} loses none",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +161,7 @@ def check_built(
     audit = plan_audit(disk, config, folder=folder, eras=plan.eras, cuts=sorted(cuts))
     old = {name for wanted in plan.ranges if wanted not in built for name in wanted.replaces}
     is_whole, kept = len(built) == len(plan.ranges), {file.name for file in plan.kept}
-    for finding in audit.notes.first if is_whole else ():
+    for finding in audit.findings.kept if is_whole else ():
         raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
     for file in audit.files if is_whole else ():
         if file.end >= plan.ends_at and file.name not in kept:
@@ -196,7 +180,7 @@ def check_built(
 
 
 def _judge(part: Part, task: AuditTask, wanted: RepairRange, *, is_whole: bool) -> None:
-    for finding in part.notes.first:
+    for finding in part.findings.kept:
         raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
     for hole in part.holes.found:
         # The first keys of the first message may belong to a range that was not built.

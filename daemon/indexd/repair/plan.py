@@ -24,10 +24,9 @@ import numpy as np
 
 from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
-from indexd.audit.match import Rows
 from indexd.audit.plan import BrokerFile, LogProbe
 from indexd.audit.result import FlavourRange, Hole
-from indexd.audit.task import LogRange
+from indexd.audit.task import LogRange, Rows
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.index.entries import first_entry_at, read_entries

@@ -140,7 +140,6 @@ class Report:
                 "expiredEntries": self.compared.expired_entries,
                 "leftOutEntries": self.compared.left_out_entries,
                 "leftOut": self.compared.left_out,
-                "gaveUp": self.compared.gave_up,
             }
         return row
 
@@ -178,18 +177,16 @@ def compare(
     options = replace(once(reader_options(config)), skip_corrupt=True)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()
-    frontier, incomparable = state.frontier, None
+    frontier, incomparable = state.frontier, ""
     if state.is_opening:
         incomparable = f"indexd, pid {state.owner}, is opening the directory"
     elif frontier.filled_offset < frontier.phy_offset:
         incomparable = f"they are filled up to {frontier.filled_offset} only"
     try:
-        comparison = DeepComparison(config, disk, frontier, reader, incomparable)
+        comparison = DeepComparison(config, disk, frontier, reader, findings, incomparable)
         comparison.run(on_bytes)
     finally:
         reader.close()
-    for found in comparison.found:
-        findings.merge(found)
     return comparison.compared
 
 
