@@ -16,8 +16,7 @@ from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.spark.audit import audit_on_spark
 from indexd.storage.disk import Disk
-from support.audit_runs import VOLATILE
-from support.auditing import config_for, config_of_golden, index_log, restart_of_killed_broker
+from support.auditing import VOLATILE, config_for, config_of_golden, index_log, restart_of_killed_broker
 from support.daemon import indexd_here
 from support.goldens import unpack
 from support.small_log import SEGMENT_SIZE, write_log

@@ -1,4 +1,4 @@
-"""Why keys are not findable: stores to which each of the known causes has happened, and what the audit says of them."""
+"""Why keys are not findable, and what a crash right now would cost: held against stores to which it has happened."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.audit.causes import hole_causes, look_at_store
+from indexd.audit import plan_audit
+from indexd.audit.causes import (
+    CrashCost,
+    SegmentStart,
+    StoreState,
+    crash_cost,
+    dispatch_start,
+    hole_causes,
+    look_at_store,
+)
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock
+from support.auditing import audit
 from support.data_directory import SEGMENT, T0, spec
 from support.indexing_broker import LAYOUT, Broker, causes, checked, one, says, state_of
 from support.naive import NaiveIndexFile, NaiveIndexService
@@ -244,3 +254,131 @@ def test_a_broker_that_is_told_not_to_index(broker: Broker) -> None:
     facts = broker.config.broker.model_copy(update={"index_file_write_enable": False})
     broker.config = broker.config.model_copy(update={"broker": facts})
     says(one(broker), "index-off", "indexFileWriteEnable is false in broker.conf")
+
+
+SEGMENTS = tuple(SegmentStart(100 * n, 100 * n + 100, T0 + 10_000 * n) for n in range(30))
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Broker:
+    """Four full files, and ten messages in the fifth."""
+    full = Broker(tmp_path)
+    full.dispatch(full.messages)
+    full.stopped()
+    return full
+
+
+def state_with(full: Broker, checkpoint: StoreCheckpoint | None, **changes: object) -> StoreState:
+    state = look_at_store(Disk(), full.config)
+    return replace(state, checkpoint=checkpoint, **changes)  # type: ignore[arg-type]  # as the tests name them
+
+
+def cost(full: Broker, state: StoreState) -> CrashCost:
+    return crash_cost(Disk(), full.config, plan_audit(Disk(), full.config), state)
+
+
+def flushed(full: Broker, number: int, index: int | None = None) -> StoreCheckpoint:
+    """All is flushed up to the message before ``number``, as the broker writes it down."""
+    time = full.messages[number].store_timestamp + 3000
+    return StoreCheckpoint(time, time, full.service.index_msg_timestamp if index is None else index)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(9, 60), st.integers(20, 90), st.data())
+def test_it_is_what_the_next_start_loses(seed: int, index_num: int, indexed: int, data: st.DataObject) -> None:
+    with TemporaryDirectory() as root:
+        full = Broker(Path(root), IndexLayout(7, index_num), seed=seed)
+        full.dispatch(full.messages[:indexed])
+        full.stopped()
+        at = data.draw(st.integers(0, indexed - 1))
+        state = state_with(full, flushed(full, at), has_abort=True)
+        expected = cost(full, state)
+        # Before the crash all is findable up to the last message that was dispatched.
+        assert audit(full.config).missing_keys == 2 * (90 - indexed)
+
+        for path in full.files:
+            path.unlink()
+        full.killed()
+        full.dispatch(full.messages[full.segment_at(at) :])
+        full.stopped()
+        assert audit(full.config).missing_keys == expected.lost_keys
+        assert expected.dispatch_offset == full.messages[full.segment_at(at)].phy_offset
+        assert expected.keys == 2 * indexed - sum(file.index_count - 1 for file in _kept(full, indexed).files)
+
+
+def _kept(full: Broker, indexed: int) -> NaiveIndexService:
+    again = NaiveIndexService(full.service.hash_slot_num, full.service.index_num)
+    for message in full.messages[:indexed]:
+        again.build_index(message)
+    again.files = [file for file in again.files if file.end_timestamp <= again.index_msg_timestamp]
+    return again
+
+
+def test_without_a_checkpoint_all_goes_and_all_is_dispatched_again(full: Broker) -> None:
+    found = cost(full, state_with(full, None, has_abort=True))
+    assert (len(found.thrown), found.keys, found.lost_keys, found.dispatch_offset) == (5, 180, 0, 0)
+    first, second = found.lines()
+    assert first.startswith("there is no checkpoint: an unclean start trusts no index file")
+    assert second.startswith("the broker ended without a clean stop: its next start will throw away 5 index files")
+    assert second.endswith("build all of them again from log byte 0 on")
+
+
+def test_with_message_index_safe_nothing_is_lost(full: Broker) -> None:
+    facts = full.config.broker.model_copy(update={"message_index_safe": True})
+    full.config = full.config.model_copy(update={"broker": facts})
+    found = cost(full, state_with(full, flushed(full, 89)))
+    assert (found.keys, found.lost_keys) == (20, 0)
+    assert found.dispatch_offset == full.messages[full.segment_at(79)].phy_offset
+
+
+def test_a_broker_that_does_not_index_builds_nothing_again(full: Broker) -> None:
+    facts = full.config.broker.model_copy(update={"message_index_enable": False})
+    full.config = full.config.model_copy(update={"broker": facts})
+    found = cost(full, state_with(full, flushed(full, 0, 0)))
+    assert (len(found.thrown), found.keys, found.lost_keys) == (5, 180, 180)
+    assert "nothing would build them again: indexing is off" in found.lines()[0]
+
+
+def test_a_file_that_expires_meanwhile_and_one_of_another_size(full: Broker) -> None:
+    plan = plan_audit(Disk(), full.config)
+    full.files[0].unlink()
+    found = crash_cost(Disk(), full.config, plan, state_with(full, flushed(full, 0, 0)))
+    assert (len(found.thrown), found.keys) == (5, 140)
+    with full.files[0].open("r+b") as file:
+        file.truncate(LAYOUT.file_size // 2)
+    found = cost(full, state_with(full, flushed(full, 0, 0)))
+    assert (len(found.thrown), found.keys) == (4, 100)
+
+
+def begin_of(time: int, flavour: str = "4.7", *, logics: int | None = None, full: Broker) -> int:
+    checkpoint = StoreCheckpoint(time, time if logics is None else logics, 0)
+    found = dispatch_start(SEGMENTS, checkpoint, full.config, flavour)
+    assert found is not None
+    return found.begin
+
+
+def test_the_segment_from_which_it_is_dispatched_again(full: Broker) -> None:
+    assert begin_of(T0 + 10_000 * 25 + 3000, full=full) == 2500
+    assert begin_of(T0 + 10_000 * 25 + 2999, full=full) == 2400
+    assert begin_of(T0 + 10**9, logics=T0 + 10_000 * 21 + 3000, full=full) == 2100
+    assert begin_of(T0 + 10**9, logics=0, full=full) == 0
+    # 5.4.0 looks at ten segments and takes the tenth, whatever it holds.
+    assert begin_of(T0 + 10_000 * 20 + 3000, "5.4", full=full) == 2000
+    assert begin_of(T0 + 10_000 * 19 + 3000, "5.4", full=full) == 2000
+    assert begin_of(T0 + 10_000 * 19 + 3000, full=full) == 1900
+    assert dispatch_start((), StoreCheckpoint(), full.config, "5.4") is None
+
+
+def test_whose_next_start_it_is(full: Broker) -> None:
+    checkpoint = flushed(full, 89)
+    unknown = BrokerLock(None, None, "unknown", "it may not be looked at")
+    runs = BrokerLock(True, 4711, "lock")
+    for changes, when in (
+        ({"lock": runs, "has_abort": True}, "now"),
+        ({"lock": unknown, "has_abort": True}, "now"),
+        ({"lock": unknown, "has_abort": False}, "later"),
+        ({"has_abort": True}, "next-start"),
+        ({"has_abort": False}, "later"),
+    ):
+        found = cost(full, state_with(full, checkpoint, **changes))
+        assert (found.when, found.to_json()["when"]) == (when, when)

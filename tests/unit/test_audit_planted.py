@@ -1,34 +1,75 @@
-"""One fault of every kind, planted into a broker's index files: what the audit calls it, and which keys it costs."""
+"""Faults planted into a broker's index files: what the audit calls them, and which keys they cost."""
 
 from __future__ import annotations
 
 import os
+import random
 import struct
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from indexd.audit import Audit, audit_task, join, plan_audit
 from indexd.compare.index import NOTED_MAX
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError, UsageError
-from support.auditing import audit, config_for, index_log
+from indexd.index.format import IndexLayout
+from indexd.storage.disk import Disk
+from support.auditing import audit, audit_plan, config_for, index_log, lost_keys, rows_of
 from support.data_directory import SEGMENT, T0, Store, spec
-from support.planted import (
-    BEGIN_PHY,
-    BEGIN_TIME,
-    COUNT,
-    END_PHY,
-    END_TIME,
-    USED,
-    checked,
-    config,
-    files,
-    set_header,
-    whats,
-)
+from support.naive import naive_frames
 from support.verifying import HASH, LAYOUT, PHY, PREV, TIME, change, change_entry, entry_of, set_slot
 
-__all__ = ["config"]
+# Where the header's fields stand, and how wide they are.
+BEGIN_TIME, END_TIME, BEGIN_PHY, END_PHY, USED, COUNT = (
+    (0, ">q"),
+    (8, ">q"),
+    (16, ">q"),
+    (24, ">q"),
+    (32, ">i"),
+    (36, ">i"),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Ten messages of two or four keys: three full files of nine entries, and one of three that is open."""
+    store = Store(tmp_path, LAYOUT)
+    for number in range(10):
+        extra = {"UNIQ_KEY": f"u{number}", "TAGS": "t"} if number % 2 else {}
+        store.append(spec(T0 + 1700 * number, size=60, KEYS=f"a{number} b{number % 3}", **extra))
+    config = config_for(store.root, LAYOUT, SEGMENT)
+    index_log(config)
+    assert audit(config).is_sound
+    return config
+
+
+def files(config: Config) -> list[Path]:
+    assert config.store.store is not None
+    return sorted((config.store.store / "index").iterdir())
+
+
+def checked(config: Config) -> Audit:
+    """The audit, with its holes compared to what RocketMQ's own walk does not find."""
+    found, lost = audit(config), lost_keys(config, "5.4")
+    assert found.missing_keys == lost.total(), rows_of(found)
+    for hole in found.holes:
+        assert {hole.begin, hole.last} <= set(lost)
+    assert sum(hole.messages for hole in found.holes) == len(lost)
+    return found
+
+
+def set_header(path: Path, field: tuple[int, str], value: int) -> None:
+    position, form = field
+    assert struct.unpack_from(form, path.read_bytes(), position) != (value,)
+    change(path, position, struct.pack(form, value))
+
+
+def whats(found: Audit) -> set[str]:
+    return set(found.counts)
 
 
 def test_a_wrong_hash(config: Config) -> None:
@@ -221,3 +262,74 @@ def test_what_is_no_index_file(config: Config) -> None:
     assert "leaves it alone" in words["index/notes.txt"]
     assert "its name is a number" in words["index/20260101"]
     assert "fails to load" in words["index/20260101000000099"]
+
+
+FILES = IndexLayout(11, 40)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Sixty messages with keys that repeat, in several segments; two full files and an open one."""
+    rand = random.Random(3)
+    store = Store(tmp_path_factory.mktemp("damaged"), FILES)
+    for number in range(60):
+        keys = " ".join(rand.choice("abcdefgh") for _ in range(rand.randrange(4)))
+        store.append(spec(T0 + 700 * number, size=rand.randrange(300), KEYS=keys, TAGS=rand.choice(["s", "t"])))
+    many = config_for(store.root, FILES, SEGMENT, flavour="5.4")
+    index_log(many)
+    assert audit(many).is_sound
+    return many
+
+
+def index_files(many: Config) -> list[Path]:
+    assert many.store.store is not None
+    return sorted((many.store.store / "index").iterdir())
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
+    """(file, position, bytes): single bits, whole numbers, stretches of zeros or of another part."""
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        position = draw(st.integers(0, FILES.file_size - 1))
+        data = draw(
+            st.one_of(
+                st.binary(min_size=1, max_size=4),
+                st.integers(0, 45).map(lambda number: number.to_bytes(4, "big")),
+                st.integers(1, 200).map(bytes),
+            )
+        )
+        found.append((draw(st.integers(0, 2)), position, data[: FILES.file_size - position]))
+    return found
+
+
+def test_the_keys_that_are_missed_are_those_that_no_query_finds(many: Config) -> None:
+    assert many.store.store is not None
+    files = index_files(many)
+    assert len(files) >= 3
+    before = [path.read_bytes() for path in files]
+    offsets = [frame.phy_offset for frame in naive_frames(many.store.store / "commitlog", SEGMENT)]
+
+    @settings(max_examples=150)
+    @given(damages(), st.lists(st.sampled_from(offsets), max_size=4))
+    def check(damage: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
+        for path, data in zip(files, before, strict=False):
+            path.write_bytes(data)
+        for file, position, data in damage:
+            with files[file].open("r+b") as opened:
+                opened.seek(position)
+                opened.write(data)
+        plan = plan_audit(Disk(), many, cuts=cuts)
+        found, lost = audit(many), lost_keys(many, "5.4", plan)
+        holes: Counter[int] = Counter()
+        for hole in found.holes:
+            missed = {offset: count for offset, count in lost.items() if hole.begin <= offset < hole.end}
+            assert (hole.messages, hole.keys) == (len(missed), sum(missed.values())), rows_of(found)
+            holes.update(missed)
+        assert holes == lost
+        assert audit_plan(plan, many) == found
+        # With files that are checked beside the comparison, which took them for sound.
+        beside = [audit_task(one, Disk(), many, workers=1) for one in plan.tasks]
+        assert join(plan, beside) == found
+
+    check()

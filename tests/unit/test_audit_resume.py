@@ -18,8 +18,7 @@ from indexd.audit.report import ResumeFile
 from indexd.config import Config
 from indexd.errors import BusyError, UsageError
 from indexd.storage.disk import Disk
-from support.audit_runs import LAYOUT, Runs, wrong_store
-from support.auditing import config_for, index_log
+from support.auditing import LAYOUT, Runs, config_for, index_log, wrong_store
 from support.commitlog_writer import CommitLogWriter
 from support.small_log import SEGMENT_SIZE, messages, write_log
 

@@ -1,10 +1,11 @@
-"""``indexd repair`` as it is typed: what it does to a store, what it says, and the way back."""
+"""``indexd repair`` as it is typed: what it does and says, whose it is, what it refuses, and the way back."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import pty
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,15 @@ from typing import Any
 import pytest
 
 from indexd.config import Config
-from indexd.errors import DiskError
+from indexd.errors import CorruptDataError, DiskError
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.repair import run, swap
+from indexd.repair.swap import Manifest, RepairFolder
+from indexd.storage import disk as disk_module
+from indexd.storage.disk import Disk
+from indexd.storage.lock import StoreLock
 from support.auditing import lost_keys
+from support.broker_stand_in import stand_in
 from support.daemon import compile_kernels, indexd_here
 from support.repairing import (
     INDEX_NUM,
@@ -210,7 +216,7 @@ def test_an_undo_says_what_the_broker_has_indexed_since(config: Config, store: P
 def test_kept_files_keep_their_owner_and_rights(config: Config, store: Path) -> None:
     # One that root has put back, and a foreign one that sorts first, with fewer rights than all others.
     names = sorted(index_of(store))
-    (store / "index" / ".nfs0001").write_text("x")
+    (store / "index" / ".nfs0001").touch()
     for name in (".nfs0001", names[0]):
         (store / "index" / name).chmod(0o600)
     (store / "index" / names[1]).unlink()
@@ -244,3 +250,349 @@ def test_the_only_index_file_cut_short_is_a_finding_where_the_sizes_are_given(co
     assert (done.returncode, "file-size" in done.stdout) == (1, True)
     assert repair(config, "--yes")[0] == 0
     assert_repaired(config)
+
+
+def owners(*paths: Path) -> set[tuple[int, int, int]]:
+    found = [path.stat() for path in paths]
+    return {(status.st_uid, status.st_gid, status.st_mode & 0o777) for status in found}
+
+
+def given_away(store: Path) -> tuple[int, int]:
+    """The store as another user's, if this one may; folders 0750, files 0640."""
+    owner = (4321, 4322) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    for path in (store, *store.rglob("*")):
+        os.chown(path, *owner)
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    return owner
+
+
+def test_all_that_a_repair_writes_is_its_stores_own(
+    config: Config, store: Path, request: pytest.FixtureRequest
+) -> None:
+    umask = os.umask(0o077)  # it leaves others nothing
+    request.addfinalizer(lambda: os.umask(umask))
+    owner = given_away(store)
+    (store / "checkpoint").chmod(0o604)
+    for undo, suffix in (("--yes", ""), ("--undo", ".undone")):
+        assert repair(config, "--yes", undo)[0] == 0
+        (name,) = folders_of(store)
+        assert name.endswith(suffix)
+        folder = store / name
+        assert owners(store / "checkpoint") == {(*owner, 0o604)}
+        assert owners(folder, folder / "index", store / "index") == {(*owner, 0o750)}
+        assert owners(folder / "manifest", folder / "checkpoint") == {(*owner, 0o640)}
+        assert owners(*(store / "index").iterdir(), *(folder / "index").iterdir()) == {(*owner, 0o640)}
+
+
+def test_a_manifest_that_this_user_may_not_read(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repair(config, "--yes")[0] == 0
+    manifest, opened = store / folders_of(store)[0] / "manifest", os.open
+
+    def forbidden(path: object, *args: int, **more: int) -> int:
+        if path == manifest:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **more)  # type: ignore[arg-type]  # any path
+
+    monkeypatch.setattr(os, "open", forbidden)
+    code, out, errors = repair(config, "--plan")
+    assert (code, errors, f"chown -R --reference={store} {manifest.parent}" in out) == (0, "", True)
+    code, _, errors = repair(config, "--undo", "--yes")
+    assert (code, "may not read its manifest; as root: chown" in errors) == (4, True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        StoreCheckpoint(1, 2, 3, 4, 5).pack()[:32],
+        bytes(range(16)) + b"\xe8" + bytes(range(100)),
+        b"short",
+        b"",
+        bytes(range(16)) + b"\xff" * 5000,
+    ],
+)
+def test_an_undo_puts_back_a_checkpoint_that_is_none(config: Config, store: Path, data: bytes) -> None:
+    (store / "checkpoint").write_bytes(data)
+    before = index_of(store)
+    assert repair(config, "--yes")[0] == 0
+    assert repair(config, "--yes", "--undo")[0] == 0
+    assert (store / "checkpoint").read_bytes() == data
+    assert index_of(store) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "index"])
+def test_a_link_is_not_replaced(config: Config, store: Path, name: str) -> None:
+    (store / name).rename(store / "elsewhere")
+    (store / name).symlink_to("elsewhere")
+    stamps = tree(store)
+    for words in (("--yes",), ("--plan",), ("--undo", "--yes")):
+        code, _, errors = repair(config, *words)
+        assert (code, errors.count("\n"), "is a symbolic link" in errors) == (3, 1, True)
+    assert tree(store) == stamps
+
+
+def test_no_checkpoint_is_promised_where_none_is_made(config: Config, store: Path) -> None:
+    assert repair(config, "--yes")[0] == 0
+    (store / "checkpoint").unlink()
+    for words in (("--plan",), ("--yes",)):
+        code, out, _ = repair(config, *words)
+        assert (code, "there is no checkpoint" in out) == (0, False)
+    assert not (store / "checkpoint").exists()
+    (store / "index" / min(index_of(store))).unlink()
+    code, out, _ = repair(config, "--plan")
+    assert (code, "there is no checkpoint: a repair makes one" in out) == (1, True)
+
+
+@pytest.mark.parametrize("is_zeros", [False, True])
+def test_an_index_beside_a_log_that_is_not_there(config: Config, store: Path, is_zeros: bool) -> None:
+    for path in (store / "commitlog").iterdir():
+        if is_zeros:
+            path.write_bytes(bytes(config.store.segment_size))
+        else:
+            path.unlink()
+    before = index_of(store)
+    for words in (("--yes",), ("--plan",), ("--yes", "--all")):
+        code, out, errors = repair(config, *words)
+        assert (code, out, errors.count("\n")) == (3, "", 1)
+        assert "the log holds no message, and the index has" in errors
+        assert f"is the log's disk mounted?; mount it at {store / 'commitlog'}" in errors
+    assert index_of(store) == before
+    done = indexd_here("audit", *words_of(config), "--samples", 0)
+    assert (done.returncode, "is the log's disk mounted?" in done.stdout.splitlines()[0]) == (1, True)
+    assert "1970" not in done.stdout
+    assert "crash:" not in done.stdout
+
+
+def test_a_log_without_a_message_and_no_index(config: Config, store: Path) -> None:
+    for path in (*(store / "commitlog").iterdir(), *(store / "index").iterdir()):
+        path.unlink()
+    (store / "checkpoint").unlink()
+    (store / "index" / "notes.txt").write_text("mine")
+    code, out, _ = repair(config, "--yes")
+    assert (code, "1970" in out) == (0, False)
+
+
+_OLD = "indexd-repair-20250101T000000Z"
+
+
+def plant(store: Path, *names: str) -> Path:
+    folder = store / _OLD
+    folder.mkdir()
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("precious")
+    return folder
+
+
+def test_the_only_backup_is_kept_when_its_manifest_is_lost(config: Config, store: Path) -> None:
+    before = index_of(store)
+    assert repair(config, "--yes")[0] == 0
+    (name,) = folders_of(store)
+    (store / name / "manifest").unlink()
+    code, out, _ = repair(config, "--yes")
+    assert (code, f"{name} is left as it is: it has no manifest" in out) == (0, True)
+    assert {path.name: path.read_bytes() for path in (store / name / "index").iterdir()} == before
+    code, _, errors = repair(config, "--undo", "--yes")
+    assert (code, f"move {store / name} away" in errors) == (4, True)
+
+
+@pytest.mark.parametrize("names", [("my-notes", "index/keep"), ("manifest.tmp",), ("index/20260101000000000",)])
+def test_a_folder_of_somebody_else_is_named_and_left(config: Config, store: Path, names: tuple[str, ...]) -> None:
+    stamps = tree(plant(store, *names))
+    code, out, _ = repair(config, "--plan")
+    assert (code, f"{_OLD} is left as it is" in out) == (1, True)
+    code, out, _ = repair(config, "--yes")
+    assert (code, f"{_OLD} is left as it is" in out) == (0, True)
+    assert tree(store / _OLD) == stamps
+    assert repair(config, "--plan")[0] == 0
+    assert repair(config, "--undo", "--yes")[0] == 0
+
+
+def test_nothing_is_removed_before_somebody_has_said_yes(
+    config: Config, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RepairFolder.make(Disk(), store, 0).path
+    stamps = tree(store)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("indexd.cli.broker_index._says_yes", lambda _: False)
+    code, out, _ = repair(config)
+    assert (code, f"{folder.name} is of a repair that was interrupted" in out) == (1, True)
+    assert tree(store) == stamps
+    code, out, _ = repair(config, "--yes")
+    assert (code, f"{folder.name} is removed" in out) == (0, True)
+    assert not folder.exists()
+
+
+def test_a_manifest_of_other_bytes(config: Config, store: Path) -> None:
+    assert repair(config, "--yes")[0] == 0
+    (name,) = folders_of(store)
+    (store / name / "manifest").write_bytes(b"[]")
+    stamps, index = tree(store / name), index_of(store)
+    code, _, errors = repair(config, "--undo", "--yes")
+    assert (code, errors.count("\n"), f"move {store / name} away" in errors) == (4, 1, True), errors
+    code, out, errors = repair(config, "--yes")
+    assert (code, errors, "is no manifest of a repair" in out) == (0, "", True)
+    assert (tree(store / name), index_of(store)) == (stamps, index)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("state", "bogus"),
+        ("new_inode", "x"),
+        ("files", [1]),
+        ("files", [{"name": "a", "index_count": "z", "end_phy_offset": 1}]),
+        ("old_index_timestamp", "abc"),
+        ("old_index_timestamp", 1 << 70),
+        ("old_inode", None),
+        ("more", 1),
+    ],
+)
+def test_a_manifest_with_a_wrong_field(field: str, value: Any) -> None:
+    row = json.loads(Manifest.first().pack())
+    assert Manifest.unpack(json.dumps(row).encode(), Path("manifest")) == Manifest.first()
+    with pytest.raises(CorruptDataError, match="is no manifest of a repair"):
+        Manifest.unpack(json.dumps({**row, field: value}).encode(), Path("manifest"))
+    with pytest.raises(CorruptDataError, match="is no manifest of a repair"):
+        Manifest.unpack(
+            json.dumps({name: value for name, value in row.items() if name != field}).encode()[:-1], Path("x")
+        )
+
+
+def test_an_old_index_that_is_not_there_any_more(config: Config, store: Path) -> None:
+    assert repair(config, "--yes")[0] == 0
+    (name,) = folders_of(store)
+    (store / name / "index").rename(store / "moved")
+    stamps = tree(store)
+    code, _, errors = repair(config, "--undo", "--yes")
+    assert (code, "the old index is not in" in errors) == (3, True)
+    assert tree(store) == stamps
+    (store / "moved").rename(store / name / "index")
+    assert repair(config, "--undo", "--yes")[0] == 0
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_beside_a_broker(config: Config, store: Path, is_loading: bool) -> None:
+    stamps = tree(store)
+    with stand_in(store / "lock") as broker:
+        if not is_loading:
+            broker.start()
+        code, _, errors = repair(config, "--yes")
+        assert (code, errors.count("\n")) == (3, 1)
+        assert f"a broker, pid {broker.pid}," in errors
+        assert ("loading" in errors) == is_loading
+        assert repair(config, "--undo", "--yes")[0] == 3
+        code, out, _ = repair(config, "--plan")
+        assert code == 1
+        assert "it has to be stopped" in out
+    assert tree(store) == stamps
+
+
+def test_a_broker_that_begins_to_load_meanwhile(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, check = index_of(store), run.check_built
+    brokers = []
+
+    def checked(*args: Any) -> None:
+        check(*args)
+        brokers.append(stand_in(store / "lock"))
+        brokers[-1].__enter__()
+
+    monkeypatch.setattr(run, "check_built", checked)
+    code, _, errors = repair(config, "--yes")
+    for broker in brokers:
+        broker.__exit__(None, None, None)
+    assert (code, "has begun to load" in errors) == (3, True)
+    assert (index_of(store), folders_of(store)) == (before, [])
+
+
+def test_an_index_that_somebody_changes_meanwhile(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "check_built", lambda *_: (store / "index" / "20270101000000000").write_bytes(b""))
+    code, _, errors = repair(config, "--yes")
+    assert (code, "was changed by somebody else" in errors) == (3, True)
+    assert folders_of(store) == []
+
+
+def test_what_does_not_hold_is_not_exchanged(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CorruptDataError("it does not hold")
+
+    stamps = tree(store / "index")
+    monkeypatch.setattr(run, "check_built", fail)
+    assert repair(config, "--yes")[0] == 4
+    assert (tree(store / "index"), folders_of(store)) == (stamps, [])
+
+
+def test_a_disk_without_room(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repair(config, "--yes")[0] == 0
+    (store / "index" / min(index_of(store))).unlink()
+    stamps = tree(store)
+    monkeypatch.setattr(disk_module.Disk, "free", lambda *_: 1000)
+    for words in (("--yes",), ("--undo", "--yes")):
+        code, _, errors = repair(config, *words)
+        assert (code, "1,000 are free; free space" in errors) == (3, True)
+    assert tree(store) == stamps
+
+
+@pytest.mark.parametrize("name", ["index", "checkpoint", "lock"])
+def test_a_file_where_a_folder_is_to_be_or_the_other_way_round(config: Config, store: Path, name: str) -> None:
+    (store / name).rename(store / "moved")
+    if name == "index":
+        (store / name).write_text("x")
+    else:
+        (store / name).mkdir()
+    stamps = tree(store)
+    for words in (["--yes"], ["--plan"], ["--undo", "--yes"]):
+        if words == ["--plan"] and name == "lock":
+            continue  # it only looks
+        code, _, errors = repair(config, *words)
+        assert (code, "move" in errors or "cannot be told" in errors) == (3, True), errors
+    assert tree(store) == stamps
+
+
+def test_a_store_that_may_only_be_read(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(lock: StoreLock) -> bool:
+        raise DiskError("lock", store / "lock", OSError(errno.EROFS, "Read-only file system"))
+
+    monkeypatch.setattr(StoreLock, "take", read_only)
+    code, _, errors = repair(config, "--yes")
+    assert (code, "remount the file system read-write, or repair a copy" in errors) == (3, True)
+    assert "--data" not in errors
+
+
+def test_no_time(config: Config, store: Path) -> None:
+    stamps = tree(store)
+    code, out, _ = repair(config, "--yes", "--time-limit", "1ms")
+    assert (code, out.splitlines()[-1]) == (1, "nothing was changed: there is not even time for the newest part")
+    assert tree(store / "index") == {path: stamp for path, stamp in stamps.items() if "/index/" in path}
+    assert folders_of(store) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "say --yes, or --plan"),
+        (("--undo",), "say --yes, or --plan"),
+        (("--plan", "--undo"), "not allowed with"),
+        (("--undo", "--yes", "--all"), "are for a repair"),
+        (("--yes", "--time-limit", "soon"), "time-limit: 'soon' is not a duration"),
+        (("--yes", "--time-limit", "0"), "'0' is not 0.001 or more"),
+    ],
+)
+def test_wrong_words(config: Config, words: tuple[str, ...], said: str) -> None:
+    code, _, errors = repair(config, *words)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert said in errors
+
+
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_a_question_on_a_terminal(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    ours, theirs = pty.openpty()
+    before = index_of(store)
+    with os.fdopen(theirs, encoding="utf-8", closefd=True) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        os.write(ours, f"{answer}\n".encode())
+        code, out, errors = repair(config)
+    os.close(ours)
+    assert "repair it now? [y/N]" in errors
+    assert code == (0 if answer == "y" else 1)
+    assert (index_of(store) == before) == (answer == "n")
+    assert ("nothing was changed: as you say" in out) == (answer == "n")

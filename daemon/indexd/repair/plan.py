@@ -154,19 +154,16 @@ class RepairPlan:
         }
 
 
-def plan_repair(
-    disk: Disk, config: Config, report: AuditReport, *, everything: bool = False, in_pieces: bool = False
-) -> RepairPlan:
+def plan_repair(disk: Disk, config: Config, report: AuditReport, *, everything: bool = False) -> RepairPlan:
     """Decide; reads a few messages and entries where kept files meet ranges, writes nothing.
 
-    ``everything`` keeps no file. ``in_pieces``, for a limited time, cuts long ranges where old files begin. Raises
-    DiskError.
+    ``everything`` keeps no file. Raises DiskError.
     """
     audit, layout = report.audit, report.plan.layout
     ends_at, unreadable = log_cut(audit, report.state, report.crash.dispatch_offset)
     kept, ranges, behind = list(report.plan.files), list[RepairRange](), 0
     if not audit.is_sound or everything:
-        planner = _Planner(disk, config, report, ends_at, in_pieces=in_pieces)
+        planner = _Planner(disk, config, report, ends_at)
         kept = [] if everything else [file for file in candidates(report) if not planner.is_missing_inside(file)]
         # What one file cannot stay beside, another one may: until all of them can.
         while isinstance(found := planner.ranges(kept), BrokerFile):
@@ -273,26 +270,15 @@ class _Message(NamedTuple):
     end: int
 
 
-@dataclass(slots=True)
-class _Piece:
-    # Of a range that is cut: the old files that it replaces, and how many keys are likely.
-    begin: Place
-    end: Place
-    files: list[BrokerFile]
-    keys: int = 0
-
-
-# In pieces, no range is expected to take more files than this, if the log has a place to cut it.
-_PIECE_FILES = 4
 # Names to spare where there is room: a key that a message has twice, and the index once, is not missing.
 _SPARE_FACTOR, _SPARE = 4, 8
 
 
 class _Planner:
     # Cuts the ranges between files that stay. Raises DiskError.
-    def __init__(self, disk: Disk, config: Config, report: AuditReport, ends_at: int, *, in_pieces: bool) -> None:
+    def __init__(self, disk: Disk, config: Config, report: AuditReport, ends_at: int) -> None:
         self._disk, self._config, self._report, self._audit = disk, config, report, report.audit
-        self._ends_at, self._in_pieces = ends_at, in_pieces
+        self._ends_at = ends_at
         self._log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
         self._probe = LogProbe(disk, self._log)
         # Those with entries that point into what is looked at.
@@ -322,7 +308,7 @@ class _Planner:
             made = self._make(low, high, replaced)
             if isinstance(made, BrokerFile):
                 return made
-            found += made
+            found += [made] if made is not None else []
         return found
 
     def is_missing_inside(self, file: BrokerFile) -> bool:
@@ -355,101 +341,54 @@ class _Planner:
 
     def _make(
         self, low: BrokerFile | None, high: BrokerFile | None, replaced: list[BrokerFile]
-    ) -> list[RepairRange] | BrokerFile:
+    ) -> RepairRange | BrokerFile | None:
         log_begin = self._audit.log_begin
-        begin: Place | None = Place(log_begin, 0, log_begin)
+        begin, before = Place(log_begin, 0, log_begin), None
         if low is not None and low.end >= log_begin:
-            begin = self._place(low, is_end=True)
-            if begin is None:
+            place, before = self._place(low, is_end=True), low.header
+            if place is None:
                 return low
-        assert begin is not None
-        end: Place | None = Place(self._ends_at, 0, self._ends_at)
+            begin = place
+        end = Place(self._ends_at, 0, self._ends_at)
         if high is not None and high.begin < self._ends_at:
-            end = self._place(high, is_end=False)
-            if end is None or begin[:2] > end[:2]:
+            place = self._place(high, is_end=False)
+            if place is None or begin[:2] > place[:2]:
                 return high
-        assert end is not None
+            end = place
         if begin[:2] >= end[:2]:
-            return []
-        whole = [self._piece(begin, end, replaced)]
-        for pieces in (self._cut(whole[0]) if self._in_pieces else whole, whole):
-            names = self._names(low, high, pieces)
-            if names is not None:
-                break
-        else:
+            return None
+        missing = sum(hole.keys for hole in self._holes if hole.last >= begin.offset and hole.begin <= end.offset)
+        entries = sum(file.entries for file in replaced)
+        # At most so many keys come to it: old entries, and all that are missing there.
+        names = self._names(low, high, begin, replaced, entries + missing)
+        if names is None:
             assert high is not None, "there is room behind every file but one of the last day of time"
             return high
-        before = low.header if low is not None and low.end >= log_begin else None
-        return [
-            RepairRange(
-                begin=piece.begin.offset,
-                begin_key=piece.begin.key,
-                end=piece.end.offset,
-                end_key=piece.end.key,
-                aligned=piece.begin.aligned,
-                keys=max(piece.keys, 1),
-                names=own,
-                replaces=tuple(sorted(file.name for file in piece.files)),
-                before=before if piece is pieces[0] else None,
-            )
-            for piece, own in zip(pieces, names, strict=True)
-        ]
-
-    def _piece(self, begin: Place, end: Place, files: list[BrokerFile]) -> _Piece:
-        missing = self._missing_keys(begin.offset, end.offset)
-        return _Piece(begin, end, files, max(sum(file.entries for file in files), missing))
-
-    def _missing_keys(self, first: int, last: int) -> int:
-        return sum(hole.keys for hole in self._holes if hole.last >= first and hole.begin <= last)
-
-    def _cut(self, whole: _Piece) -> list[_Piece]:
-        # Where an old file begins with a whole message that no older one shares; and at segments behind the last file.
-        places, reach, files = [whole.begin], whole.begin.offset, list[list[BrokerFile]]([[]])
-        for file in whole.files:
-            at = self._place(file, is_end=False) if file.begin > reach else None
-            is_due = files[-1] or self._missing_keys(places[-1].offset, file.begin) >= self._capacity
-            if is_due and at is not None and at.key == 0 and self._message(file.begin) is not None:
-                places.append(at)
-                files.append([])
-            files[-1].append(file)
-            reach = max(reach, file.end)
-        found = []
-        for (begin, end), own in zip(pairwise([*places, whole.end]), files, strict=True):
-            piece = self._piece(begin, end, own)
-            free = max([begin.offset, *(file.end for file in own)])
-            bases = [one.base for one in self._log.segments if free < one.base < end.offset]
-            count = piece.keys // (_PIECE_FILES * self._capacity)
-            step = max(-(-len(bases) // max(count, 1)), 1)
-            cuts = [Place(base, 0, base) for base in bases[step - 1 :: step]] if count else []
-            parts = [self._piece(*bounds, []) for bounds in pairwise([begin, *cuts, end])]
-            parts[0].files = own
-            for part in parts:
-                part.keys = piece.keys // len(parts)
-            found += parts
-        return found
+        return RepairRange(
+            begin=begin.offset,
+            begin_key=begin.key,
+            end=end.offset,
+            end_key=end.key,
+            aligned=begin.aligned,
+            keys=max(entries, missing, 1),
+            names=names,
+            replaces=tuple(sorted(file.name for file in replaced)),
+            before=before,
+        )
 
     def _names(
-        self, low: BrokerFile | None, high: BrokerFile | None, pieces: list[_Piece]
-    ) -> list[tuple[str, ...]] | None:
-        own = [tuple(file.name for file in piece.files) for piece in pieces]
-        taken = {file.name for file in self._report.plan.files}.difference(*own)
-        holes = [hole.begin_timestamp for hole in self._holes if hole.last >= pieces[0].begin.offset]
-        files = [file.header.begin_timestamp for piece in pieces for file in piece.files]
+        self, low: BrokerFile | None, high: BrokerFile | None, begin: Place, replaced: list[BrokerFile], keys: int
+    ) -> tuple[str, ...] | None:
+        own = [file.name for file in replaced]
+        taken = {file.name for file in self._report.plan.files}.difference(own)
+        holes = [hole.begin_timestamp for hole in self._holes if hole.last >= begin.offset]
+        files = [file.header.begin_timestamp for file in replaced]
         # No name of the future, whatever a clock has written: the broker's next ones have to sort behind.
         timestamp = min([*holes[:1], *files, self._report.state.looked_at])
         bounds = low.name if low is not None else None, high.name if high is not None else None
-        # At most so many keys come to a piece: old entries, and all that are missing there.
-        counts = [
-            sum(file.entries for file in piece.files)
-            + self._missing_keys(piece.begin.offset, piece.end.offset)
-            + (0 if self._has_all_holes else self._audit.missing_keys)
-            for piece in pieces
-        ]
-        for factor, spare in ((_SPARE_FACTOR, _SPARE), (1, 1), (1, 0)):
-            wanted = [
-                (factor * -(-count // self._capacity) + spare, names) for count, names in zip(counts, own, strict=True)
-            ]
-            if (found := names_between(*bounds, wanted, taken, timestamp)) is not None:
+        count = -(-(keys + (0 if self._has_all_holes else self._audit.missing_keys)) // self._capacity)
+        for wanted in (_SPARE_FACTOR * count + _SPARE, count + 1, count):
+            if (found := names_between(*bounds, wanted, own, taken, timestamp)) is not None:
                 return found
         return None
 
@@ -507,36 +446,29 @@ _EPOCH = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) - datetime.timedelt
 def names_between(
     low: str | None,
     high: str | None,
-    wanted: Sequence[tuple[int, Sequence[str]]],
+    count: int,
+    own: Sequence[str],
     taken: Collection[str],
     store_timestamp: int,
-) -> list[tuple[str, ...]] | None:
-    """Names for ranges that follow one another in the log, behind ``low`` and before ``high``; None without room.
+) -> tuple[str, ...] | None:
+    """``count`` names for new files, behind ``low`` and before ``high``; None without room.
 
-    Of each range it is said how many names it takes, and which are its own: of files that it replaces; these come
-    first, if they are times. ``taken`` are names of other files. ``store_timestamp``, ms, of the first message says
-    where names begin that have no file before them. A range's names lie behind the own ones of the ranges before it,
-    whose files stay if only the newer ranges are built.
+    ``own`` are names of files that they replace; these come first, if they are times. ``taken`` are those of other
+    files. ``store_timestamp``, ms, of the first message says where names begin that have no file before them.
     """
     first = min(max(_EPOCH + store_timestamp, 0), len(_TIMES) - 1)
     if low is not None:
         first = _behind(low) if high is not None else max(first, _behind(low))
     elif high is not None:
         # So much room is left to the one behind it as is needed.
-        first = max(min(first, _behind(high) - 2 - sum(count for count, _ in wanted) - len(taken)), 0)
-    # A single range may do without its own names, if there is no room behind them.
-    for is_own in (True, False) if len(wanted) == 1 else (True,):
-        found, last = list[tuple[str, ...]](), low or ""
-        for count, given in wanted:
-            own = sorted(name for name in given if is_own and name > last and _is_time(name))
-            last = max([last, *own])
-            free = (name for at in _TIMES[max(first, _behind(last)) :] if (name := _name(at)) not in taken)
-            names = (*own[:count], *islice(free, max(count - len(own), 0)))
-            last = max([last, *names])
-            found.append(names)
-        is_whole = all(len(names) == count for names, (count, _) in zip(found, wanted, strict=True))
-        if is_whole and (high is None or max((name for names in found for name in names), default="") < high):
-            return found
+        first = max(min(first, _behind(high) - 2 - count - len(taken)), 0)
+    # Without its own names, if there is no room behind them.
+    for given in (sorted(name for name in own if name > (low or "") and _is_time(name)), []):
+        begin = max(first, _behind(max([low or "", *given])))
+        free = (name for at in _TIMES[begin:] if (name := _name(at)) not in taken)
+        names = (*given[:count], *islice(free, max(count - len(given), 0)))
+        if len(names) == count and (high is None or max(names, default="") < high):
+            return names
     return None
 
 

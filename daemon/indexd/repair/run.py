@@ -258,8 +258,7 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
             f"mount it at {places}, or say with --commit-log-paths where the log is; if it is gone for good, move "
             f"{index_folder(config)} away; nothing was changed",
         )
-    in_pieces = options.seconds_max is not None
-    plan = plan_repair(disk, config, report, everything=options.everything, in_pieces=in_pieces)
+    plan = plan_repair(disk, config, report, everything=options.everything)
     refuse_losses(disk, config, report, plan)
     notes = []
     if report.state.checkpoint is None and plan.is_needed:

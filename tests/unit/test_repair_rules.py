@@ -1,15 +1,19 @@
-"""A repair that would take keys away which the old index finds is refused, and told how it can be done."""
+"""Rules of a repair: names of new files lie between their neighbours, and no key that is found today is lost."""
 
 from __future__ import annotations
 
+import datetime
 import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indexd.audit.result import FlavourRange
 from indexd.config import Config
 from indexd.index.format import IndexLayout
+from indexd.repair.plan import names_between
 from support.auditing import config_for, index_log, lost_keys
 from support.daemon import compile_kernels
 from support.naive import NaiveIndexService, naive_frames
@@ -90,3 +94,81 @@ def test_entries_of_no_key_at_all_hold_nothing_up(config: Config, store: Path, f
     if flavour != "3.x":
         assert not lost_keys(config, flavour)
     assert repair(config, "--plan")[0] == 0
+
+
+NOON = "20260101120000000"
+
+
+def is_time(name: str) -> bool:
+    try:
+        datetime.datetime.strptime(name[:14], "%Y%m%d%H%M%S").replace(tzinfo=datetime.UTC)
+    except ValueError:
+        return False
+    return len(name) == 17
+
+
+names = st.one_of(
+    st.integers(10**15, 10**17 - 1).map(lambda number: f"{number:017d}"),
+    st.integers(631_152_000_000, 4_102_444_800_000).map(
+        lambda ms: f"{datetime.datetime.fromtimestamp(ms // 1000, datetime.UTC):%Y%m%d%H%M%S}{ms % 1000:03d}"
+    ),
+)
+
+
+@given(
+    st.none() | names,
+    st.none() | names,
+    st.integers(0, 5),
+    st.lists(names, max_size=6, unique=True),
+    st.sets(names, max_size=3),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_names_are_new_times_in_order_between_their_neighbours(
+    low: str | None, high: str | None, count: int, own: list[str], others: set[str], timestamp: int
+) -> None:
+    taken = (others | {name for name in (low, high) if name}) - set(own)
+    flat = names_between(low, high, count, own, taken, timestamp)
+    if flat is None:
+        assert high is not None or timestamp > 0 or (low or "") > "9999"
+        return
+    assert len(flat) == count
+    assert list(flat) == sorted(set(flat))
+    assert all(map(is_time, flat))
+    assert not taken & set(flat)
+    assert all((low is None or low < name) and (high is None or name < high) for name in flat)
+
+
+def test_the_names_of_files_that_go_are_taken_first() -> None:
+    own = ("20260101000000000", "20260102000000000")
+    assert names_between("20250101000000000", NOON[:4] + "0201000000000", 2, own, (), 0) == own
+    assert names_between(None, None, 1, own, (), 0) == own[:1]
+    # One that is missing comes behind them, as a broker would have named it.
+    assert names_between(None, None, 3, own, (), 0) == (*own, "20260102000000001")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        ("20260101000000000", "20260101000000003", 2, ("20260101000000001", "20260101000000002")),
+        ("20260101000000000", "20260101000000002", 2, None),
+        ("20260101000000000", "20260101000000001", 1, None),
+        # Over the end of a second, a day, a leap year's February; and from names that are no times.
+        ("20240228235959999", "20240229000000002", 2, ("20240229000000000", "20240229000000001")),
+        ("20260101000060000", None, 1, ("20260101000100000",)),
+        ("20260001000000000", None, 1, ("20260101000000000",)),
+        ("20261399999999999", None, 1, ("20270101000000000",)),
+        ("99991231235959999", None, 1, None),
+        (None, "20260101000000000", 1, ("20251231235959998",)),
+    ],
+)
+def test_between(low: str | None, high: str | None, count: int, expected: tuple[str, ...] | None) -> None:
+    far = 4_000_000_000_000 if low is None else 0
+    assert names_between(low, high, count, (), (), far) == expected
+
+
+def test_without_neighbours_they_sort_before_what_a_broker_makes_in_any_time_zone() -> None:
+    now = datetime.datetime(2026, 3, 1, 5, 0, tzinfo=datetime.UTC)
+    found = names_between(None, None, 2, (), (), int(now.timestamp() * 1000))
+    assert found == ("20260228170000000", "20260228170000001")
+    earliest = now.astimezone(datetime.timezone(datetime.timedelta(hours=-12)))
+    assert found[0] <= f"{earliest:%Y%m%d%H%M%S}000"
