@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from indexd.storage.lock import look_at_lock
-from support.audited_keys import audited, config_of, flags_of
-from support.daemon import indexd_here
+from support.audited_keys import audited, config_of
 from support.goldens import unpack
 from support.naive import key_hash
 from support.rocketmq import REAL
@@ -48,17 +46,6 @@ def test_a_store_that_was_killed_and_not_started_again(real: RealStore, historie
     assert lost == wanted.lost
     assert found.messages == wanted.figures["messages"]
     assert found.counts.get("entry-twice", 0) == wanted.figures["twice"] == 0
-
-
-def test_the_command_says_so(histories: Path) -> None:
-    history = histories_in(histories / LATEST)["cut"]
-    _, lost = audited(config_of(history))
-    done = indexd_here("audit", "--json", "--samples", 50, *flags_of(history, history.store))
-    assert done.returncode == 1, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert rows[-1]["missingKeys"] == lost.total()
-    holes = [range(row["beginOffset"], row["endOffset"]) for row in rows if row["kind"] == "hole"]
-    assert all(any(offset in hole for hole in holes) for offset, _ in lost)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from support.auditing_queues import audit_queues, make_store, store_of
 from support.daemon import compile_kernels, indexd_here
 from support.data_directory import SEGMENT
 from support.goldens import Golden, unpack
-from support.indexing_broker import LAYOUT, Broker, one, says
+from support.indexing_broker import LAYOUT, Broker
 from support.small_log import QUEUE_FILE_SIZE
 
 
@@ -205,21 +205,6 @@ def test_a_file_in_place_of_the_index_folder(sound: Broker) -> None:
         audit(sound.config)
     folder.unlink()
     assert audit(sound.config).missing_keys == 180
-
-
-def test_no_index_says_what_is_not_there_and_guesses_nothing(sound: Broker) -> None:
-    folder = sound.store.root / "index"
-    for path in sound.files:
-        path.unlink()
-    says(one(sound), "unknown", "stopped cleanly", "there is no index file")
-    folder.rmdir()
-    report = audit_here(sound.config, Disk(), AuditOptions(samples=0), lambda *_: None)
-    (cause,) = report.causes
-    says(cause, "unknown", "there is no index file")
-    facts = sound.config.broker.model_copy(update={"index_file_write_enable": False})
-    off = sound.config.model_copy(update={"broker": facts})
-    (cause,) = audit_here(off, Disk(), AuditOptions(samples=0), lambda *_: None).causes
-    says(cause, "index-off", "indexFileWriteEnable is false in broker.conf")
 
 
 def test_queue_files_that_all_have_another_size_end_it(queues: Config) -> None:

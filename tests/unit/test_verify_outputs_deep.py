@@ -53,11 +53,6 @@ def built(base: Built, tmp_path: Path) -> Built:
     return copied(base, tmp_path)
 
 
-def test_nothing_is_wrong(built: Built) -> None:
-    report = check(built.data, deep=True)
-    assert (kinds(report), report.notes) == ({}, [])
-
-
 def test_every_byte_is_held_against_the_log(built: Built) -> None:
     rand, rows = random.Random(6), live_bytes(built)
     for path, size in [rows[0], rows[-1], rows[-2], *rand.choices(rows, k=40)]:
