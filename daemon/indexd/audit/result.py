@@ -27,14 +27,6 @@ LOG_FINDINGS = frozenset({MISSING, UNREADABLE})
 
 
 @dataclass(frozen=True, slots=True)
-class FlavourRange:
-    """Messages from physical offset ``begin`` on, to the next range, were indexed as ``flavour`` says."""
-
-    begin: int
-    flavour: str
-
-
-@dataclass(frozen=True, slots=True)
 class Hole:
     """Messages from physical offset ``begin`` on; ``last`` is where the last of them begins, ``end`` where it ends.
 
@@ -279,7 +271,7 @@ class Audit(Totals):
     gaps: tuple[Gap, ...]
     expired: tuple[Gap, ...]
     files: tuple[FileSeen, ...]
-    eras: tuple[FlavourRange, ...]
+    flavour: str
     is_flavour_given: bool
     findings: tuple[Finding, ...]
     counts: dict[str, int]
@@ -331,7 +323,7 @@ class Audit(Totals):
             "leftOut": [gap.to_json() for gap in self.gaps],
             "logBegin": self.log_begin_now,
             "expired": [{"beginOffset": gap.begin, "endOffset": gap.end} for gap in self.expired],
-            "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
+            "flavours": [{"beginOffset": 0, "flavour": self.flavour}],
             "flavourGiven": self.is_flavour_given,
             "findings": sum(self.counts.values()),
             "counts": self.counts,

@@ -219,6 +219,7 @@ class ComparedFile:
             parts.append(self._window.only((there >= begin) & (there < end)))
             self._window = joined(())
         found = joined(parts)
+        parts.clear()  # a file of 20,000,000 entries has much memory in them
         self._window = found.only(np.argsort(found.phy_offset, kind="stable"))
 
     def take_below(self, phy_offset: int) -> Entries:
