@@ -128,7 +128,7 @@ def test_a_chain_into_another_slot(config: Config) -> None:
     path = files(config)[1]
     number = next(number for number in range(9, 0, -1) if entry_of(path, number).prev_index)
     change_entry(path, number, PREV, entry_of(path, number).prev_index - 1)
-    assert whats(checked(config)) == {"chain-slot"}
+    assert whats(checked(config)) == {"chain-previous"}
 
 
 @pytest.mark.parametrize(

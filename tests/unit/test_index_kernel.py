@@ -35,7 +35,7 @@ from indexd.index.check_kernel import (
 from indexd.index.entries import read_entries, replay_file
 from indexd.index.file import IndexFile
 from indexd.index.format import FLAVOURS, Flavour, IndexEntry, IndexHeader, IndexLayout, index_key_hash, unpack_entry
-from indexd.index.kernel import BUFFER_FULL, DONE, FILE_FULL, MISMATCH, match_batch
+from indexd.index.kernel import DONE, FILE_FULL
 from indexd.index.reader import IndexFileReader
 from indexd.output import Condition
 from indexd.storage.disk import Disk
@@ -223,51 +223,6 @@ def test_a_replay_ends_where_offsets_go_back_and_refuses_another_file() -> None:
             other = entries.copy()
             other[number, 2] = np.uint32(low).byteswap()
             assert replayed(file, other, flavour, 100)[:2] == (0, 0)
-
-
-# --- comparison: what indexd --recover adds ---
-
-
-def matched(parts: list, entries: NDArray[np.uint32], window: int, name: str) -> tuple[int, int, int] | None:
-    """(entry, phy offset, keys that agree) at the first that differs, or None; entries come in windows."""
-    state = np.array(IndexHeader().values(), dtype=np.int64)
-    done = 0
-    for batch in parts:
-        row, key = 0, -1
-        while True:
-            part = entries[done : done + window]
-            status, row, key, at = match_batch(
-                batch.columns, batch.rows, row, key, FLAVOURS[name].skip_mask, part, 0, state
-            )
-            row, key, done = int(row), int(key), done + int(at)
-            if status == MISMATCH:
-                return done, int(batch.columns.phy_offset[row]), key - int(batch.columns.key_start[row])
-            if status == DONE:
-                break
-            assert status == BUFFER_FULL
-            if done == len(entries):
-                return None
-    assert done == len(entries)
-    return None
-
-
-@given(st.data(), logs(max_size=12), st.integers(1, 6), st.sampled_from(list(FLAVOURS)))
-def test_a_comparison_finds_the_first_entry_that_differs(
-    data: st.DataObject, samples: list[Sample], window: int, name: str
-) -> None:
-    with new_file(5, 300) as file:
-        parts = batches(encode(samples, 4096), name, data.draw(st.lists(st.integers(1, 6), min_size=1)), 4096)
-        for batch in parts:
-            file.put_batch(batch, FLAVOURS[name], 0, -1)
-        file.publish()
-        entries = entries_of(file)
-        assert matched(parts, entries, window, name) is None
-        if len(entries):
-            bad = data.draw(st.integers(0, len(entries) - 1))
-            phy_offset = int.from_bytes(entries[bad, 1:3].tobytes(), "big")
-            same = [int.from_bytes(entry[1:3].tobytes(), "big") == phy_offset for entry in entries[:bad]]
-            entries[bad, data.draw(st.integers(0, 3))] ^= np.uint32(1 << data.draw(st.integers(0, 31)))
-            assert matched(parts, entries, window, name) == (bad, phy_offset, sum(same))
 
 
 Row = tuple[int, int, int, int]

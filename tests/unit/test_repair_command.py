@@ -22,8 +22,8 @@ from indexd.storage import disk as disk_module
 from indexd.storage.disk import Disk
 from indexd.storage.lock import StoreLock
 from support.auditing import lost_keys
-from support.fake_broker import stand_in
 from support.daemon import compile_kernels, indexd_here
+from support.fake_broker import stand_in
 from support.repairing import (
     INDEX_NUM,
     assert_repaired,

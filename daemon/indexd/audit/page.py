@@ -17,8 +17,7 @@ from indexd.pages.wording import show_duration, show_local, show_number, show_si
 MEANINGS = {
     "chain-forward": "a chain turns back on itself: older entries behind this place are not found",
     "chain-loop": "an entry names itself as the one before it: the search ends there, older entries are not found",
-    "chain-previous": "a chain skips entries: they are not found",
-    "chain-slot": "a chain leads into another one: entries are not found",
+    "chain-previous": "a chain skips entries or leads into another one: entries are not found",
     "chain-range": "a chain leads out of the file: older entries behind this place are not found",
     "entry-behind-log": "points behind the end of the log: the log was cut since, the broker finds no message there",
     "entry-hash": "stands where another key's entry should stand: that key is not found by it",

@@ -70,6 +70,8 @@ class DeepComparison:
             self._say(f"queues and sparse indexes were not compared: {incomparable}")
         for gap in frontier.uncovered:
             self._say(f"log bytes {gap.begin} to {gap.end} are not covered: {gap.reason}")
+        # From where entry 1 of the next file counts; nobody knows it of one behind messages that have expired.
+        self._end = 0 if self._start == frontier.begin_offset else None
         # Of these ranges the entries are gone: their messages are not asked for.
         self._lost: list[tuple[int, int]] = []
         if not reader.log.segments:
@@ -180,7 +182,8 @@ class DeepComparison:
             mark = self._marks.popleft()
             header = replace(mark.header, index_count=max(mark.header.index_count, 1))
             path, layout = self._files.index / mark.name, self._frontier.layout
-            file = ComparedFile(self._disk, path, layout, header, Findings())
+            file = ComparedFile(self._disk, path, layout, header, Findings(), previous_end=self._end)
+            self._end = header.end_timestamp
             file.select(-_NEVER, _NEVER, is_ordered=file.name not in self._damaged)
             self._open.append(file)
         return self._open

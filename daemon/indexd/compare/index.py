@@ -180,7 +180,8 @@ class ComparedFile:
     """One index file beside the log: entries are taken in the order of the log, and what is wrong goes to ``findings``.
 
     ``header`` says which entries there are and from which time they count; ``name`` is what findings call it. ``wait``
-    is told how many bytes are read next. ``low`` .. ``high`` is where the ``strays`` point, entries of no key;
+    is told how many bytes are read next. Entry 1 counts from ``previous_end``, where the file before ended, ms; None
+    where nobody knows that file. ``low`` .. ``high`` is where the ``strays`` point, entries of no key;
     ``taken`` entries were given out, ``compared`` judged. ``is_gone``: the file was not there, or too short, when it
     was to be read.
     """
@@ -193,7 +194,9 @@ class ComparedFile:
         header: IndexHeader,
         findings: Findings,
         wait: Callable[[int], object] = int,
+        previous_end: int | None = None,
     ) -> None:
+        self.previous_end = previous_end
         self._disk, self._path, self._layout, self._wait = disk, path, layout, wait
         self.header, self.findings = header, findings
         self.name = f"index/{path.name}"
@@ -267,9 +270,8 @@ class ComparedFile:
         for number in {1, self.header.index_count - 1}:
             for at in np.flatnonzero((entries.number == number) & match.is_known):
                 self._times[number] = int(timestamps[at])
-        # Entry 1 counts from the end of a file that may be gone: nobody can say.
-        due = time_differences(timestamps, self.header.begin_timestamp)
-        is_late = match.is_known & (entries.number > 1) & (entries.time_diff != due)
+        due = self.due(entries, timestamps)
+        is_late = match.is_known & (entries.time_diff != due)
         if is_late.any():
             self.note(entries.only(is_late), KINDS[WRONG_TIME], entries.time_diff[is_late], due[is_late])
         if not match.kind.any():
@@ -281,6 +283,13 @@ class ComparedFile:
         if len(strays):
             self.strays += len(strays)
             self.low, self.high = min(self.low, int(strays.min())), max(self.high, int(strays.max()))
+
+    def due(self, entries: Entries, timestamps: Integers) -> Integers:
+        """The time differences that are due, of messages of these times."""
+        due = time_differences(timestamps, self.header.begin_timestamp)
+        if self.previous_end is None:
+            return np.where(entries.number == 1, entries.time_diff, due)
+        return np.where(entries.number == 1, time_differences(timestamps, self.previous_end), due)
 
     def note(self, entries: Entries, kind: tuple[str, int, str], value: Integers, wanted: Integers) -> None:
         """All of these are wrong in the same way; the first are put into words."""

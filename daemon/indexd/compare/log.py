@@ -21,7 +21,7 @@ from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
-from indexd.compare.index import ComparedFile, Keys, keys_of, time_differences
+from indexd.compare.index import ComparedFile, Keys, keys_of
 from indexd.compare.queues import QueueComparison
 from indexd.errors import DisturbedError
 from indexd.findings import Findings
@@ -114,25 +114,28 @@ class _EntryStream:
     ) -> None:
         self._disk, self._directory, self._layout, self._marks = disk, directory, layout, marks
         self._ends = [None if has_expired else 0, *(mark.header.end_timestamp for mark in marks)]
-        self._files: deque[tuple[ComparedFile, int | None]] = deque()
+        self._files: deque[ComparedFile] = deque()
 
     def seek(self, phy_offset: int) -> None:
         """To the first entry of a message at ``phy_offset`` or behind it."""
         self._files = deque(
-            (ComparedFile(self._disk, self._directory / mark.name, self._layout, mark.header, Findings()), end)
+            ComparedFile(
+                self._disk, self._directory / mark.name, self._layout, mark.header, Findings(), previous_end=end
+            )
             for mark, end in zip(self._marks, self._ends, strict=False)
             if mark.header.end_phy_offset >= phy_offset
         )
-        for file, _ in islice(self._files, 1):
+        for file in islice(self._files, 1):
             file.select(phy_offset, _NEVER, is_ordered=True)
 
     @property
     def phy_offset(self) -> int:
         """Of the next entry; far behind everything when none is left."""
         while self._files:
-            offset = self._files[0][0].next_offset
-            if self._files[0][0].is_gone:
-                raise DisturbedError(f"{self._files[0][0].name} was removed or cut while it was compared with the log")
+            file = self._files[0]
+            offset = file.next_offset
+            if file.is_gone:
+                raise DisturbedError(f"{file.name} was removed or cut while it was compared with the log")
             if offset is not None:
                 return offset
             self._files.popleft()
@@ -142,14 +145,10 @@ class _EntryStream:
         """Where entries and keys below ``bound`` begin to differ, or None. Behind ``end`` there may be no entries."""
         offsets, timestamps, at = keys.phy_offset[keys.row], keys.timestamp[keys.row], 0
         while self.phy_offset < bound:
-            file, before = self._files[0]
-            entries = file.take_below(bound)
+            entries = self._files[0].take_below(bound)
             due = slice(at, at + len(entries.number))
-            wanted = time_differences(timestamps[due], file.header.begin_timestamp)
-            if entries.number[0] == 1 and len(wanted):
-                inherited = time_differences(timestamps[due], before or 0)
-                wanted[0] = entries.time_diff[0] if before is None else inherited[0]
-            there = entries.only(slice(len(wanted)))
+            there = entries.only(slice(len(offsets[due])))
+            wanted = self._files[0].due(there, timestamps[due])
             wrong = (there.phy_offset != offsets[due]) | (there.key_hash != keys.key_hash[due])
             wrong |= there.time_diff != wanted
             if wrong.any() or len(wanted) < len(entries.number):

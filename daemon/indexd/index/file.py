@@ -26,7 +26,7 @@ from indexd.index.check import check_index, check_marks
 from indexd.index.check_kernel import CODES, check_entries
 from indexd.index.entries import read_slots
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout, inherited
-from indexd.index.kernel import BUFFER_FULL, FILE_FULL, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, match_batch, put_batch
+from indexd.index.kernel import BUFFER_FULL, FILE_FULL, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, put_batch
 from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
@@ -166,7 +166,6 @@ def load_kernels() -> None:
     put_batch(columns, 0, 0, -1, 0, False, slots, pages, entries, 2, state)
     found = np.empty((1, 4), np.int64)
     check_entries(entries[:0], 1, slots, False, 2, 0, 0, np.zeros(3, np.int64), np.zeros(CODES, np.int64), found)
-    match_batch(columns, 0, 0, -1, 0, entries, 0, state)
 
 
 class IndexService(Output[tuple[FileMark, ...]]):

@@ -15,7 +15,7 @@ import numpy as np
 if sys.byteorder != "little":  # the swaps below assume it, and every machine that runs RocketMQ has it
     raise ImportError("indexd runs on little-endian machines only")
 
-DONE, FILE_FULL, BUFFER_FULL, MISMATCH = range(4)
+DONE, FILE_FULL, BUFFER_FULL = range(3)
 
 BEGIN_TIMESTAMP, END_TIMESTAMP, BEGIN_PHY_OFFSET, END_PHY_OFFSET, USED_SLOT_COUNT, INDEX_COUNT = range(6)
 
@@ -153,44 +153,3 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
         key = np.int64(-1)
     _keep_counts(state, count, used_slots)
     return DONE, row, np.int64(-1), written
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def match_batch(columns, rows, row, key, skip_mask, entries, at, state):  # type: ignore[no-untyped-def]
-    """Compare rows with entries that are already there, from (``row``, ``key``) and entry ``at`` of the window on.
-
-    The twin of put_batch that writes nothing: ``state`` moves as it would there, ``entries`` must hold what it would
-    have written, chain links excepted (``check_entries``). Returns (status, row, key, at): DONE when the rows end,
-    BUFFER_FULL when the window does, MISMATCH at the first entry that differs.
-    """
-    row = np.uint64(row)
-    at = np.uint64(at)
-    while row < np.uint64(rows):
-        phy = columns.phy_offset[row]
-        timestamp = columns.store_timestamp[row]
-        if key < np.int64(0):
-            if _skips(phy, columns.sys_flag[row], skip_mask, state):
-                row += _1
-                continue
-            key = columns.key_start[row]
-        while key < columns.key_start[row + _1]:
-            if at >= np.uint64(len(entries)):
-                return BUFFER_FULL, row, key, at
-            if (
-                swap(entries[at, _0]) != columns.key_hash[np.uint64(key)]
-                or swap(entries[at, _1]) != np.uint32(np.uint64(phy) >> np.uint64(32))
-                or swap(entries[at, np.uint64(2)]) != np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF))
-                or swap(entries[at, np.uint64(3)]) != time_diff_at(timestamp, state[0])
-            ):
-                return MISMATCH, row, key, at
-            if state[5] <= np.int64(1):
-                state[2] = phy
-                state[0] = timestamp
-            state[3] = phy
-            state[1] = timestamp
-            state[5] += np.int64(1)
-            at += _1
-            key += np.int64(1)
-        row += _1
-        key = np.int64(-1)
-    return DONE, row, np.int64(-1), at
