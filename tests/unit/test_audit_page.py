@@ -12,7 +12,7 @@ import pytest
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.causes import Cause, CrashCost, make_cause
-from indexd.audit.page import MEANINGS, audit_page, show_span, verdict_line, verdict_state
+from indexd.audit.page import MEANINGS, audit_page, verdict_line, verdict_state
 from indexd.audit.result import Gap, Hole
 from indexd.compare.index import KINDS
 from indexd.findings import Finding
@@ -20,7 +20,7 @@ from indexd.index.check import ENTRY_KINDS
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock
-from support.audit_reports import GIB, NOON, Made, evenly
+from support.audit_reports import GIB, Made, evenly
 from support.auditing import config_for, index_log, words_of
 from support.data_directory import T0
 from support.indexing_broker import Broker
@@ -158,15 +158,6 @@ def test_the_page_asks_nobody_for_anything() -> None:
 def test_every_kind_of_finding_has_a_meaning() -> None:
     entries = {what for what, _, _ in (*ENTRY_KINDS, *KINDS[1:])} - {"entry-order"}
     assert entries <= MEANINGS.keys()
-
-
-def test_a_span_says_the_day_where_it_is_another() -> None:
-    day = 86_400_000
-    assert re.fullmatch(r"\d\d:\d\d-\d\d:\d\d", show_span(NOON, NOON + 120_000, NOON))
-    assert re.fullmatch(r"\d\d:\d\d:\d\d-\d\d:\d\d:\d\d", show_span(NOON, NOON + 5000, NOON))
-    assert " to " in show_span(NOON, NOON + 120_000, NOON + 3 * day)
-    assert " to " in show_span(NOON, NOON + day, NOON)
-    assert show_span(2**62, 2**62, NOON).count("ms") == 2
 
 
 def test_the_page_of_a_real_store_with_a_file_deleted(tmp_path: Path) -> None:

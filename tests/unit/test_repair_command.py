@@ -284,22 +284,6 @@ def test_all_that_a_repair_writes_is_its_stores_own(
         assert owners(*(store / "index").iterdir(), *(folder / "index").iterdir()) == {(*owner, 0o640)}
 
 
-def test_a_manifest_that_this_user_may_not_read(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert repair(config, "--yes")[0] == 0
-    manifest, opened = store / folders_of(store)[0] / "manifest", os.open
-
-    def forbidden(path: object, *args: int, **more: int) -> int:
-        if path == manifest:
-            raise PermissionError(13, "Permission denied")
-        return opened(path, *args, **more)  # type: ignore[arg-type]  # any path
-
-    monkeypatch.setattr(os, "open", forbidden)
-    code, out, errors = repair(config, "--plan")
-    assert (code, errors, f"chown -R --reference={store} {manifest.parent}" in out) == (0, "", True)
-    code, _, errors = repair(config, "--undo", "--yes")
-    assert (code, "may not read its manifest; as root: chown" in errors) == (4, True)
-
-
 @pytest.mark.parametrize(
     "data",
     [

@@ -145,7 +145,7 @@ def verdict_line(report: AuditReport) -> str:
         for number in _largest(report, 1):
             hole, cause = audit.holes[number], report.causes[number]
             many = "one hole" if audit.hole_count == 1 else f"{audit.hole_count:,} holes, the largest"
-            span = show_span(hole.begin_timestamp, hole.end_timestamp, report.state.looked_at)
+            span = f"{show_local(hole.begin_timestamp)} to {show_local(hole.end_timestamp)}"
             parts.append(f"{many}, {span}, {show_size(hole.size)}, {cause.words}")
     elif audit.gaps:
         parts = [f"all {audit.keys:,} keys that could be read are findable"]
@@ -238,14 +238,6 @@ def show_findable(report: AuditReport) -> str:
         return "100 %"
     thousandths = 1000 * audit.findable_keys // audit.keys
     return "under 0.1 %" if not thousandths and audit.findable_keys else f"{thousandths / 10:.1f} %"
-
-
-def show_span(begin: int, end: int, now: int) -> str:
-    """From one store timestamp to another on this machine's clock, ms; the day only where it is not that of ``now``."""
-    first, last = show_local(begin), show_local(end)
-    if not first[:10] == last[:10] == show_local(now)[:10] or first.endswith("ms"):
-        return f"{first} to {last}"
-    return f"{first[11:16]}-{last[11:16]}" if first[:16] != last[:16] else f"{first[11:]}-{last[11:]}"
 
 
 def _cut(text: str) -> str:

@@ -231,14 +231,14 @@ def _batch_topics(disk: Disk, store: Path) -> frozenset[str]:
 def why_not(disk: Disk, config: Config) -> str | None:
     """Why the ConsumeQueues cannot be compared, if so.
 
-    UnsafeStoreError where something else stands than a folder, or where every file has one other size.
+    UnsafeStoreError where every file has one other size.
     """
     store, wanted = config.store.store, config.store.consume_queue_file_size
     assert store is not None
     if config.broker.store_type.lower() == "defaultrocksdb" or disk.exists(store / FOLDER / _ROCKSDB_FILE):
         return "the broker keeps them in RocksDB (storeType=defaultRocksDB)"
     # One that was cut short has some size of its own; a broker that is told otherwise makes all of them alike.
-    found = {size for sizes in _folders(disk, store / FOLDER).values() for size in sizes.values() if size}
+    found = {size for sizes in queue_folders(disk, store / FOLDER).values() for size in sizes.values() if size}
     size = next(iter(found), wanted)
     if len(found) == 1 and size != wanted and size % UNIT_SIZE == 0:
         raise UnsafeStoreError(
@@ -246,15 +246,6 @@ def why_not(disk: Disk, config: Config) -> str | None:
             f"give --consume-queue-file-size {size}, or the broker's own file with --broker-conf",
         )
     return None
-
-
-def _folders(disk: Disk, root: Path) -> dict[Path, dict[int, int]]:
-    try:
-        return queue_folders(disk, root)
-    except DiskError as error:
-        if not error.is_missing or error.path != root or not disk.exists(root):
-            raise
-        raise UnsafeStoreError(f"{root} is a file, and a broker has a folder there", "move it away") from None
 
 
 @dataclass(slots=True)
@@ -313,11 +304,11 @@ class QueuesAudit:
         """For people: what they came to, the worst queues, and what was left out."""
         if self.why_not is not None:
             return [f"ConsumeQueues: not compared: {self.why_not}"]
-        where = "is in its queue, and nothing else is" if self.messages else "was to be found in them"
-        lines = [f"ConsumeQueues: each of {self.messages:,} messages {where}; {self.queues:,} queues"]
+        said = f"each of {self.messages:,} messages is in its queue, and nothing else is; {self.queues:,} queues"
         if not self.is_sound:
             kinds = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
-            lines = [f"ConsumeQueues: {len(self.found):,} of {self.queues:,} queues differ from the log: {kinds}"]
+            said = f"{len(self.found):,} of {self.queues:,} queues differ from the log: {kinds}"
+        lines = [f"ConsumeQueues: {said}"]
         for queue in self.found[:_WORST_SAID]:
             first = f", first {queue.findings[0].text}" if queue.findings else ""
             lines.append(
@@ -364,7 +355,7 @@ def join_queues(
         for what, count in later.counts.items():
             queue.add((one for one in later.findings if one.what == what), what, count)
         queue.ranges = _merged([*queue.ranges, *later.ranges])
-    folders, batch_topics = _folders(disk, store / FOLDER), _batch_topics(disk, store)
+    folders, batch_topics = queue_folders(disk, store / FOLDER), _batch_topics(disk, store)
     known = _known_topics(disk, store / "config" / "topics.json")
     for folder, sizes in folders.items():
         if folder.parent.name.startswith(LMQ_PREFIX) or folder.parent.name in batch_topics:

@@ -67,7 +67,6 @@ class AuditOptions:
 class AuditReport:
     """``causes`` belong to ``audit.holes`` one by one; ``bytes_read`` of log and files in ``seconds``.
 
-    ``missing`` are (begin, end, keys) of stretches with keys that are not findable, holes that are not kept included.
     ``resumed_tasks`` of the plan's tasks were taken over from an earlier run. ``manner`` says how gently it was read.
     """
 
@@ -81,7 +80,6 @@ class AuditReport:
     queues: QueuesAudit | None
     bytes_read: int
     seconds: float
-    missing: tuple[tuple[int, int, int], ...] = ()
     resumed_tasks: int = 0
     manner: tuple[str, ...] = ()
 
@@ -196,7 +194,6 @@ def run_audit(
         queues=queues,
         bytes_read=sum(task.size for task in left),
         seconds=time.monotonic() - began,
-        missing=tuple((part.begin, part.end, part.missing_keys) for part in parts if part.missing_keys),
         resumed_tasks=len(parts) - len(left),
         manner=tuple(manner),
     )

@@ -112,9 +112,6 @@ class RepairPlan:
             found.append(f"left out: {', '.join(self.left_out[:10])}{' and more' if len(self.left_out) > 10 else ''}")
         if self.ranges and not self.is_flavour_known:
             found.append(f"no index file says what the broker indexes: as flavour {self.flavour} has it")
-        reaches = any(wanted.end >= self.ends_at for wanted in self.ranges)
-        if reaches and self.unreadable is not None and not self.keys_behind:
-            found.append(f"what is built ends at log byte {self.ends_at}, where the log is no log: {self.unreadable}")
         return found
 
     def behind_lines(self) -> list[str]:
@@ -313,21 +310,15 @@ class _Planner:
 
     def is_missing_inside(self, file: BrokerFile) -> bool:
         """Whether a message between the first and the last one of ``file`` has keys that are not findable."""
-        if any(hole.begin < file.end and hole.last > file.begin for hole in self._holes):
-            return True
-        return not self._has_all_holes and self._is_missing_in(file.begin + 1, min(file.end, self._ends_at) - 1)
-
-    def _is_missing_in(self, first: int, last: int) -> bool:
-        # By stretches, where there are too many holes to know each.
-        return not self._report.missing or any(begin <= last and end > first for begin, end, _ in self._report.missing)
+        # Where there are too many holes to know each, any file may have one.
+        return not self._has_all_holes or any(hole.begin < file.end and hole.last > file.begin for hole in self._holes)
 
     def _is_missing(self, low: BrokerFile | None, high: BrokerFile | None) -> bool:
         # The messages where files meet are in here, too: some keys of theirs may stand in neither.
         first = max(low.end if low is not None else 0, self._audit.log_begin)
         last = min(high.begin if high is not None else self._ends_at, self._ends_at - 1)
-        if any(self._is_between(hole, low, high) for hole in self._holes if hole.last >= first and hole.begin <= last):
-            return True
-        return not self._has_all_holes and first <= last and self._is_missing_in(first, last)
+        holes = [hole for hole in self._holes if hole.last >= first and hole.begin <= last]
+        return not self._has_all_holes or any(self._is_between(hole, low, high) for hole in holes)
 
     def _is_between(self, hole: Hole, low: BrokerFile | None, high: BrokerFile | None) -> bool:
         # Of the message that ends a file its first keys may be missing, which belong before that file; and so behind.

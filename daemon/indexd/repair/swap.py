@@ -147,11 +147,6 @@ class RepairFolder:
         try:
             return Manifest.unpack(self._disk.read(self.manifest_path), self.manifest_path)
         except DiskError as error:
-            if error.is_forbidden:
-                raise CorruptDataError(
-                    f"{self.path} is left as it is: this user may not read its manifest",
-                    f"as root: chown -R --reference={self.path.parent} {self.path}",
-                ) from None
             if not error.is_missing and error.errno != errno.EINVAL:  # it is no plain file
                 raise
         names = [name for name, _ in self._disk.list_dir(self.path)]

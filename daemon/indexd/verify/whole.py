@@ -38,9 +38,6 @@ from indexd.storage.names import DataFiles
 # What is found counts if nothing has changed meanwhile; so often it is looked again.
 _LOOKS = 5
 _PAUSE = 0.2
-# The checkpoint is replaced just before the frontier: between the two, both have to be read again.
-_CHECKPOINT_LOOKS = 20
-_CHECKPOINT_PAUSE = 0.05
 _DEFAULT = "default"
 
 
@@ -215,10 +212,11 @@ def _check_outputs(
         found = _check_once(disk, files, outputs, state, scope)
         if len(found) == 0 or left == 0:
             break
+        if state.owner is not None:
+            # Recovery cuts a file and gives it its size again; a checkpoint is replaced just before its frontier.
+            time.sleep(_PAUSE)
         now = look(disk, files)
-        if state.is_opening:
-            time.sleep(_PAUSE)  # recovery cuts a file and gives it its size again: it looks short for a moment
-        elif now == state:
+        if now == state and not state.is_opening:
             break
         state = now
     report.notes += scope.notes
@@ -245,7 +243,8 @@ def _check_once(
     bounds = LogBounds(frontier.begin_offset, frontier.phy_offset, frontier.segment_size, slack)
     for text in check_frontier(frontier, outputs, bounds):
         found.add("frontier", 0, "frontier", text)
-    check_checkpoint(disk, files, state, found)
+    if (problem := _checkpoint_problem(disk, files, state)) is not None:
+        found.add("checkpoint", 0, "checkpoint", problem)
     scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest, bounds=bounds)
     for output in outputs:
         found.merge(output.check(frontier.outputs.get(output.name, output.empty), scope))
@@ -314,23 +313,8 @@ def _layout_problem(frontier: Frontier) -> str | None:
     return None
 
 
-def check_checkpoint(disk: Disk, files: DataFiles, state: StoreState, findings: Findings) -> None:
-    """The checkpoint against the frontier: the same after a clean stop, never behind it while a daemon runs.
-
-    After an unclean stop, too, it may be the newer one, but not the older.
-    """
-    for _ in range(_CHECKPOINT_LOOKS):
-        text = _checkpoint_problem(disk, files, state)
-        if text is None:
-            return
-        if state.owner is None:
-            break
-        time.sleep(_CHECKPOINT_PAUSE)
-        state = look(disk, files)
-    findings.add("checkpoint", 0, "checkpoint", text or "")
-
-
 def _checkpoint_problem(disk: Disk, files: DataFiles, state: StoreState) -> str | None:
+    """What is wrong with the checkpoint beside the frontier: it is the same after a clean stop, else never older."""
     if not disk.exists(files.checkpoint):
         return "it is missing"
     data, wanted = disk.read(files.checkpoint), StoreCheckpoint.of(state.frontier)
