@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.errors import MissingOk
 from indexd.findings import Findings
-from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, read_entries
+from indexd.index.entries import first_entry_at, read_entries
 from indexd.index.format import ENTRY_SIZE, IndexHeader, IndexLayout
 from indexd.storage.disk import Disk
 
-Integers = NDArray[np.int64]
+Integers = NDArray[Any]
 Flags = NDArray[np.bool_]
 
 #: What an entry can be: of a key of its message, or wrong; the order is that of ``KINDS``.
@@ -38,7 +38,8 @@ KINDS = (
 BEHIND_LOG = ("entry-behind-log", 4, "points to {phy}, behind the end of the log")
 #: Of each kind so many are put into words at a time.
 NOTED_MAX = 100
-_ENTRIES_PER_WINDOW = min(1 << 18, ENTRIES_PER_READ)
+# Few enough that their columns stay in the processor's cache.
+_ENTRIES_PER_WINDOW = 1 << 14
 _DIFFERENCE_MAX = (1 << 31) - 1
 
 
@@ -66,15 +67,15 @@ class Keys(NamedTuple):
 
 def unpacked(entries: NDArray[np.uint32], number: int) -> Entries:
     """Rows of ``read_entries``, of which the first has ``number``."""
-    key_hash, high, low, time_diff = entries.byteswap()[:, :4].astype(np.int64).T
-    signed = high << 32 | low
-    return Entries(signed, key_hash, time_diff.astype(np.int32).astype(np.int64), number + np.arange(len(entries)))
+    key_hash, high, low, time_diff = np.ascontiguousarray(entries[:, :4].T).byteswap()
+    signed = high.view(np.int32).astype(np.int64) << 32 | low
+    return Entries(signed, key_hash, time_diff.view(np.int32), np.arange(number, number + len(entries), dtype=np.int32))
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
     """One behind the other."""
-    none = Entries(*(np.empty(0, dtype=np.int64) for _ in Entries._fields))
-    return Entries(*map(np.concatenate, zip(none, *parts, strict=True)))
+    none = unpacked(np.empty((0, 5), dtype=np.uint32), 1)
+    return parts[0] if len(parts) == 1 else Entries(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
 def keys_of(batch: DispatchBatch, first: int, last: int, skip_mask: int) -> Keys:
@@ -82,14 +83,15 @@ def keys_of(batch: DispatchBatch, first: int, last: int, skip_mask: int) -> Keys
     columns, at = batch.columns, slice(first, last)
     starts = columns.key_start[first : last + 1].astype(np.int64)
     counts = np.diff(starts)
-    row = np.repeat(np.arange(last - first), counts)
-    is_indexed = np.repeat(skip_mask >> (columns.sys_flag[at].astype(np.int64) & 0xC) & 1 == 0, counts)
-    hashes = columns.key_hash[starts[0] : starts[-1]].astype(np.int64)
-    return Keys(columns.phy_offset[at], columns.store_timestamp[at], row[is_indexed], hashes[is_indexed])
+    row, hashes = np.repeat(np.arange(last - first), counts), columns.key_hash[starts[0] : starts[-1]]
+    is_indexed = skip_mask >> (columns.sys_flag[at].astype(np.int64) & 0xC) & 1 == 0
+    if not is_indexed.all():
+        row, hashes = row[is_indexed[row]], hashes[is_indexed[row]]
+    return Keys(columns.phy_offset[at], columns.store_timestamp[at], row, hashes)
 
 
 #: Where the log has no message.
-NO_KEYS = Keys(*(np.empty(0, dtype=np.int64) for _ in Keys._fields))
+NO_KEYS = Keys(*(np.empty(0, dtype=kind) for kind in (np.int64, np.int64, np.int64, np.uint32)))
 
 
 def time_differences(timestamps: Integers, begin: int) -> Integers:
@@ -265,8 +267,7 @@ class ComparedFile:
         self.compared += len(entries.number)
         if not len(entries.number):
             return
-        timestamps = np.zeros(len(match.row), dtype=np.int64)
-        timestamps[match.is_known] = keys.timestamp[match.row[match.is_known]]
+        timestamps = np.append(keys.timestamp, 0)[np.where(match.is_known, match.row, -1)]
         for number in {1, self.header.index_count - 1}:
             for at in np.flatnonzero((entries.number == number) & match.is_known):
                 self._times[number] = int(timestamps[at])
