@@ -275,7 +275,7 @@ def test_a_refill_that_was_broken_off(built: Built) -> None:
     frontier = built.frontier
     full = [mark for mark in frontier.index if mark.full]
     times = (frontier.store_timestamp, 0, full[-1].header.end_timestamp)
-    StoreCheckpoint(*times, 0, frontier.phy_offset).write(Disk(), built.data / "checkpoint")
+    (built.data / "checkpoint").write_bytes(StoreCheckpoint(*times, 0, frontier.phy_offset).pack())
     (built.data / "abort").write_bytes(b"1")
     change(built.queue_file(built.marks[0], 0), 15, b"\x09")
     report = check(built.data, deep=True)
