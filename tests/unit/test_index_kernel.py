@@ -1,4 +1,4 @@
-"""putKey, the replay of entries, their comparison with the log and their check, against plain twins (spec 3, 12)."""
+"""putKey, the replay of entries and their check, against plain twins (spec 3, 12)."""
 
 from __future__ import annotations
 
