@@ -97,9 +97,7 @@ def check_file(
             chosen = np.full(layout.hash_slot_num, broken > len(walked.found), dtype=np.bool_)
             chosen[wrong] = True
             findable = _reach(opened, file.count, layout, slots, chosen, walked.found[:, 0])
-        expired = 0
-        if file.begin < log_begin:
-            expired = first_entry_at(opened, layout, 1, file.count, log_begin) - 1
+        expired = first_entry_at(opened, layout, 1, file.count, log_begin) - 1 if file.begin < log_begin else 0
         seen = FileSeen(
             name=file.name,
             entries=file.entries,
