@@ -10,7 +10,7 @@ from pathlib import Path
 from indexd.audit.causes import Cause, CrashCost, SegmentStart, StoreState
 from indexd.audit.plan import AuditPlan, BrokerFile
 from indexd.audit.report import AuditReport
-from indexd.audit.result import Audit, FileSeen, Gap, Hole
+from indexd.audit.result import Audit, FileSeen, FlavourRange, Gap, Hole
 from indexd.findings import Finding
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.storage.lock import BrokerLock
@@ -96,7 +96,7 @@ class Made:
             tail=last if last is not None and last.end >= self.end else None,
             gaps=tuple(self.gaps),
             files=tuple(sorted(self.files, key=lambda file: file.name)),
-            flavour="5.4",
+            eras=(FlavourRange(0, "5.4"),),
             is_flavour_given=False,
             findings=tuple(self.findings),
             counts=dict(self.counts),
@@ -110,7 +110,7 @@ class Made:
             self.end,
             self.end,
             tuple(_broker_file(file) for file in self.files),
-            "5.4",
+            (FlavourRange(0, "5.4"),),
             is_flavour_given=False,
             layout=LAYOUT,
         )

@@ -155,6 +155,30 @@ def test_without_any_index_it_says_by_which_flavour_it_builds(tmp_path: Path) ->
     assert index_files(config)[0].name == "20231114101320000"
 
 
+def test_a_broker_that_was_upgraded_in_a_hole(tmp_path: Path) -> None:
+    # 4.7 up to the middle of the log, 5.4 from there on; the file with the switch in it is lost.
+    config = write(tmp_path, 200, flavour=None)
+    assert config.store.store is not None
+    offsets = [frame.phy_offset for frame in naive_frames(config.store.store / "commitlog", SEGMENT)]
+    index_log(config, "4.7")
+    for path in index_files(config)[6:]:
+        path.unlink()
+    begin = IndexHeader.unpack(index_files(config)[-1].read_bytes()[:HEADER_SIZE]).end_phy_offset
+    switch = next(offset for offset in offsets if offset > begin)
+    index_log(config, "5.4", begin=switch, name=20260101000000100)
+    spaced(config)
+    files = index_files(config)
+    flavours = [era.flavour for era in audit(config).eras]
+    assert flavours == ["4.7", "5.4"]
+    files[2].unlink()
+    files[8].unlink()
+    plan = repair(config)
+    assert [era.flavour for era in plan.eras] == ["4.7", "5.4"]
+    found = audit(config)
+    assert found.is_sound
+    assert [era.flavour for era in found.eras] == flavours
+
+
 def test_foreign_files_empty_ones_and_those_of_another_size_are_left_out(config: Config) -> None:
     files = index_files(config)
     folder = files[0].parent

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexd.audit.result import FlavourRange
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.repair.plan import names_between
@@ -51,7 +52,7 @@ def test_with_the_wrong_flavour_it_is_refused(
     config: Config, store: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, wrong: str
 ) -> None:
     index_log(config, flavour)
-    monkeypatch.setattr("indexd.audit.plan.detect_flavour", lambda *_: wrong)
+    monkeypatch.setattr("indexd.audit.plan.detect_flavours", lambda *_: [FlavourRange(0, wrong)])
     assert f"RocketMQ {wrong}" in refused(config, store)
     refused(config, store, "--all")
     # Whoever says it knows it.

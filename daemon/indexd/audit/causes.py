@@ -158,7 +158,7 @@ class CrashCost:
 
 def crash_cost(disk: Disk, config: Config, plan: AuditPlan, state: StoreState) -> CrashCost:
     """Apply RocketMQ's own rules to what stands there; reads some entries of the files that would go."""
-    checkpoint, flavour = state.checkpoint or StoreCheckpoint(), plan.flavour
+    checkpoint, flavour = state.checkpoint or StoreCheckpoint(), plan.eras[-1].flavour
     start = dispatch_start(state.segments, checkpoint, config, flavour)
     is_written = writes_index(config.broker, flavour)
     # In the order of their names. A file of another size is thrown away, too, by what its header says.
@@ -216,7 +216,7 @@ def log_cut(audit: Audit, state: StoreState, dispatch_offset: int) -> tuple[int,
     ``dispatch_offset`` is from where an unclean start goes through the log.
     """
     begins = [segment.begin for segment in state.segments if segment.begin < audit.log_end]
-    count = _CHECKED_SEGMENTS_5_4 if audit.flavour == "5.4" else _CHECKED_SEGMENTS
+    count = _CHECKED_SEGMENTS_5_4 if audit.eras[-1].flavour == "5.4" else _CHECKED_SEGMENTS
     checked_from = begins[-count:][0] if begins else audit.log_begin
     if state.has_abort or state.is_live:
         checked_from = min(checked_from, dispatch_offset)
@@ -304,7 +304,7 @@ class _Judge:
         self._files = [file for file in audit.files if file.entries]
         self._broken = {_name(one.file) for one in audit.findings if one.what.startswith(_BROKEN)}
         self._unreadable = sorted({_name(one.file) for one in audit.findings if one.what == "file-size"})
-        self._flavour = audit.flavour
+        self._flavour = audit.eras[-1].flavour
         start = dispatch_start(state.segments, state.checkpoint or StoreCheckpoint(), config, self._flavour)
         self._dispatch_offset = start.begin if start is not None else audit.log_begin
         # Where a broker's start would cut the log, and why, if it ends in bytes that are no frame.

@@ -190,8 +190,9 @@ def broker_line(report: AuditReport) -> str:
 def flavour_line(report: AuditReport) -> str:
     """As which RocketMQ the index was judged, and how that is known."""
     found = report.audit
+    eras = [f"{era.flavour} from log byte {era.begin} on" if at else era.flavour for at, era in enumerate(found.eras)]
     why = "by its entries" if any(file.entries for file in found.files) else "as configured: there are no entries"
-    return f"flavour: {found.flavour} ({'as given' if found.is_flavour_given else why})"
+    return f"flavour: {', '.join(eras)} ({'as given' if found.is_flavour_given else why})"
 
 
 def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = show_size) -> Iterator[str]:

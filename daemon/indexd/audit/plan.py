@@ -3,10 +3,11 @@
 The header is read before anything else of a file, and only what it counts is ever judged: a broker may be writing.
 
 Flavours differ in the keys that they index: 3.x has no unique keys, 5.4 has tags, too. A sampled message whose entries
-are exactly those that some flavours write speaks for these. All of a log is judged by what its newest file speaks for,
-the newest of several. 4.0 and 4.7 index the same keys; both are 4.7 here.
+are exactly those that some flavours write speaks for these. A file gets the flavour that most of its messages speak
+for, and one whose messages do not tell that of the next newer file. So a broker that was upgraded changes flavour at
+the begin of a file. 4.0 and 4.7 index the same keys; both are 4.7 here.
 
-Stretches cover the log exactly once. One ends where an index file begins: so there is a
+Stretches cover the log exactly once. One ends where an index file begins and where the flavour changes: so there is a
 task a file, as a rule, with one file to read, and the message that straddles two files belongs to the second of them.
 Where no file points, a segment is a task. Of a broker at work the end of the log is fixed first, then it is given a
 moment to index what stands before that, and only then the index is looked at: so what is missing is not only late.
@@ -27,6 +28,7 @@ from statistics import median
 
 import numpy as np
 
+from indexd.audit.result import FlavourRange
 from indexd.commitlog import segments
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import FrameReader
@@ -281,23 +283,31 @@ _WINDOWS, _WINDOWS_MIN, _WINDOWS_MAX = 512, 2, 8
 _WINDOW_SIZES = (64, 4096)
 
 
-def detect_flavour(
+def flavour_at(eras: Sequence[FlavourRange], phy_offset: int) -> str:
+    """What the broker indexed when it came to this place of the log."""
+    return [era.flavour for era in eras if era.begin <= phy_offset][-1]
+
+
+def detect_flavours(
     disk: Disk, config: Config, folder: Path, layout: IndexLayout, files: Sequence[BrokerFile]
-) -> str | None:
-    """What the newest files were written by; None when no sampled message shows any. Raises DiskError."""
+) -> list[FlavourRange]:
+    """Ranges of the log by flavour, the first from 0 on; empty when no sampled message shows any. Raises DiskError."""
     options = DecoderOptions(frame_size_max=frame_size_max(config), check_crc=False)
-    names, is_told = list(FLAVOUR_NAMES), False
+    found: list[FlavourRange] = []
+    names, begin, is_told = list(FLAVOUR_NAMES), 0, False
     with LogView(disk, config.store.commit_log_directories, config.store.segment_size, options) as lookup:
         log_begin = lookup.log.min_offset or 0
         readable = [file for file in files if file.is_readable and file.entries and file.end >= log_begin]
         windows = min(max(_WINDOWS // max(len(readable), 1), _WINDOWS_MIN), _WINDOWS_MAX)
         for file in sorted(readable, key=_order, reverse=True):
             votes = _sample(disk, folder, layout, file, lookup, windows)
-            told = [name for name in names if votes and votes[name] == max(votes.values())]
-            names, is_told = told or names, is_told or bool(votes)
-            if len(names) == 1:  # else an older one may tell which
-                break
-    return names[-1] if is_told else None
+            told = [name for name in FLAVOUR_NAMES if votes and votes[name] == max(votes.values())]
+            if told and not set(told) & set(names):
+                found.insert(0, FlavourRange(begin, names[-1]))
+                names = list(FLAVOUR_NAMES)
+            names, begin = [name for name in names if not told or name in told], file.begin
+            is_told = is_told or bool(told)
+    return [FlavourRange(0, names[-1]), *found] if is_told else []
 
 
 def _sample(
@@ -395,7 +405,7 @@ class AuditPlan:
     log_end: int
     written: int
     files: tuple[BrokerFile, ...]
-    flavour: str
+    eras: tuple[FlavourRange, ...]
     is_flavour_given: bool
     layout: IndexLayout
     is_live: bool = False
@@ -415,12 +425,12 @@ def plan_audit(
     size: int | None = None,
     cuts: Sequence[int] = (),
     folder: Path | None = None,
-    flavour: str | None = None,
+    eras: Sequence[FlavourRange] = (),
 ) -> AuditPlan:
     """Look at index and log, and cut the work into tasks; ``folder`` holds the index files, else STORE/index does.
 
     With ``size`` (bytes) long stretches with a file are cut at segments, too; each piece reads its file again. ``cuts``
-    are further offsets at which messages begin; ``flavour``, if given, is not asked for. Raises UsageError,
+    are further offsets at which messages begin; ``eras``, if given, are not asked for. Raises UsageError,
     UnsafeStoreError, MissingStoreError, DiskError.
     """
     folder, layout, store, disk = folder or index_folder(config), layout_of(config), config.store, scattered(disk)
@@ -440,10 +450,10 @@ def plan_audit(
         # The last indexed message may lack some of its keys still.
         log_end = min(max([written, *(file.end for file in files)]), log_end)
     given = config.provenance.get("flavour", _DEFAULT) != _DEFAULT
-    if flavour is None and not given:
-        flavour = detect_flavour(disk, config, folder, layout, files)
-    flavour = flavour or config.index.flavour
-    plan = AuditPlan(folder, log_begin, log_end, written, tuple(files), flavour, given, layout, is_live=live)
+    if not (eras or given):
+        eras = detect_flavours(disk, config, folder, layout, files)
+    eras = eras or (FlavourRange(0, config.index.flavour),)
+    plan = AuditPlan(folder, log_begin, log_end, written, tuple(files), tuple(eras), given, layout, is_live=live)
     plan.findings = findings
     _cut(plan, log, probe, size, cuts)
     return plan
@@ -465,7 +475,7 @@ def _cut(plan: AuditPlan, log: SegmentList, probe: LogProbe, size: int | None, c
     files = [file for file in plan.files if file.is_readable and file.entries]
     # Where a stretch begins, and from where its first message is reached.
     aligned = {plan.log_begin: plan.log_begin}
-    for offset in (*(file.begin for file in files), *cuts):
+    for offset in (*(file.begin for file in files), *(era.begin for era in plan.eras), *cuts):
         if plan.log_begin < offset < plan.log_end:
             aligned[offset] = probe.aligned(offset)
     for segment in log.segments:
@@ -486,7 +496,7 @@ def _cut(plan: AuditPlan, log: SegmentList, probe: LogProbe, size: int | None, c
                 aligned=aligned[begin],
                 log_begin=plan.log_begin,
                 log_end=plan.log_end,
-                flavour=plan.flavour,
+                flavour=flavour_at(plan.eras, begin),
                 files=inside,
                 owned=fresh,
                 newest=plan.files[-1].name if plan.files else "",

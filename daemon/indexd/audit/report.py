@@ -227,7 +227,7 @@ def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
         gaps=tuple(gaps),
         expired=tuple(gap for gap in expired if log_begin < gap.end <= log_end),
         files=tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.name)),
-        flavour=plan.flavour,
+        eras=plan.eras,
         is_flavour_given=plan.is_flavour_given,
         findings=_first(findings),
         counts=dict(sorted((+findings.counts).items())),

@@ -27,6 +27,14 @@ LOG_FINDINGS = frozenset({MISSING, UNREADABLE})
 
 
 @dataclass(frozen=True, slots=True)
+class FlavourRange:
+    """Messages from physical offset ``begin`` on, to the next range, were indexed as ``flavour`` says."""
+
+    begin: int
+    flavour: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hole:
     """Messages from physical offset ``begin`` on; ``last`` is where the last of them begins, ``end`` where it ends.
 
@@ -271,7 +279,7 @@ class Audit(Totals):
     gaps: tuple[Gap, ...]
     expired: tuple[Gap, ...]
     files: tuple[FileSeen, ...]
-    flavour: str
+    eras: tuple[FlavourRange, ...]
     is_flavour_given: bool
     findings: tuple[Finding, ...]
     counts: dict[str, int]
@@ -323,7 +331,7 @@ class Audit(Totals):
             "leftOut": [gap.to_json() for gap in self.gaps],
             "logBegin": self.log_begin_now,
             "expired": [{"beginOffset": gap.begin, "endOffset": gap.end} for gap in self.expired],
-            "flavours": [{"beginOffset": 0, "flavour": self.flavour}],
+            "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
             "flavourGiven": self.is_flavour_given,
             "findings": sum(self.counts.values()),
             "counts": self.counts,

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from indexd.audit.plan import AuditPlan, layout_of, list_index
+from indexd.audit.plan import AuditPlan, flavour_at, layout_of, list_index
 from indexd.audit.result import Part
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.lookup import LogView
@@ -91,7 +91,7 @@ def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[Part], coun
                     files.append(IndexFileReader(stack.enter_context(disk.open_read(plan.folder / name)), layout))
         for turn, offset in enumerate(offsets):
             message = lookup.at(offset)
-            names = _names(message, FLAVOURS[plan.flavour]) if isinstance(message, Message) else []
+            names = _names(message, FLAVOURS[flavour_at(plan.eras, offset)]) if isinstance(message, Message) else []
             if not isinstance(message, Message) or not names or time.monotonic() > deadline:
                 continue
             index_type, key = names[turn % len(names)]

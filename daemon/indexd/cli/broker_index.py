@@ -30,7 +30,7 @@ from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.load import check_outside
 from indexd.config.units import parse_count, parse_path, parse_seconds, printable
-from indexd.errors import UsageError
+from indexd.errors import UnsafeStoreError, UsageError
 from indexd.pages.wording import show_size
 from indexd.storage.disk import Disk, OutputDisk
 from indexd.storage.names import absolute
@@ -84,7 +84,7 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     _check_place(args.resume, "--resume", config)
     prepare_compiler()
     from indexd.audit import AuditOptions, audit_here, load_kernels  # noqa: PLC0415 - loads numba, as those below
-    from indexd.audit.page import audit_page, lines  # noqa: PLC0415
+    from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - the same
 
     options = AuditOptions(queues=args.queues, kept=args.resume, yields=True)
     if args.samples is not None:
@@ -114,7 +114,10 @@ def audit(args: argparse.Namespace, config: Config) -> int:
 def _check_place(path: Path | None, flag: str, config: Config) -> None:
     if path is None:
         return
-    check_outside(config, path, flag)
+    try:
+        check_outside(config, path, flag)
+    except UnsafeStoreError as error:
+        raise UsageError(str(error), error.hint) from None
     what = f"{flag} {printable(str(path))}"
     # A link: whoever made it says where root writes. A device, a pipe: it would be replaced, not written to.
     if path.is_symlink() or (path.exists() and not path.is_file()):

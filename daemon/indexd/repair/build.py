@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -101,22 +102,20 @@ def build_range(
             "audit the store again, or give --all to build the whole index anew",
         )
 
-    flavour = FLAVOURS[plan.flavour]
-    service = IndexService(disk, folder, layout_of(config), flavour, names=names())
-    # With keys of the message at the end, that is read, too.
-    part = LogRange(wanted.begin, wanted.end + bool(wanted.end_key), wanted.aligned, plan.flavour)
+    service = IndexService(disk, folder, layout_of(config), FLAVOURS[_ALL], names=names())
     try:
         if wanted.before is not None:
             # Full or not: the first new file inherits its end, and nothing more is put there.
             service.load((FileMark("", wanted.before, full=True),))
-        done = part.begin
-        for item in part.read(disk, config, workers):
-            if isinstance(item, Skipped):
-                gaps.append(Gap(item.begin, item.end, item.reason))
-            elif (batch := _clip(item, wanted, flavour)) is not None:
-                service.build(batch)
-            on_bytes(part.position - done)
-            done = part.position
+        for part in _log_ranges(disk, config, plan, wanted):
+            done, service.flavour = part.begin, FLAVOURS[part.flavour]
+            for item in part.read(disk, config, workers):
+                if isinstance(item, Skipped):
+                    gaps.append(Gap(item.begin, item.end, item.reason))
+                elif (batch := _clip(item, wanted, service.flavour)) is not None:
+                    service.build(batch)
+                on_bytes(part.position - done)
+                done = part.position
         service.flush()
         return BuiltRange(tuple(made), service.entries, tuple(gaps))
     finally:
@@ -159,7 +158,7 @@ def check_built(
     # Where the first message of the file behind each ends: it may share its keys, and counts its time from here.
     ends = [one.end if one.end >= plan.ends_at else probe.frame_end(one.end) or one.end for one in built]
     cuts = {offset for one, end in zip(built, ends, strict=True) for offset in (one.begin, one.end, end)}
-    audit = plan_audit(disk, config, folder=folder, flavour=plan.flavour, cuts=sorted(cuts))
+    audit = plan_audit(disk, config, folder=folder, eras=plan.eras, cuts=sorted(cuts))
     old = {name for wanted in plan.ranges if wanted not in built for name in wanted.replaces}
     is_whole, kept = len(built) == len(plan.ranges), {file.name for file in plan.kept}
     for finding in audit.findings.kept if is_whole else ():
@@ -190,6 +189,16 @@ def _judge(part: Part, task: AuditTask, wanted: RepairRange, *, is_whole: bool) 
             raise CorruptDataError(f"the new index does not hold: {text}", _HINT)
     if part.log_end is not None and part.log_end < task.end:
         raise CorruptDataError(f"the log ends at {part.log_end} now, not at {task.end}", _HINT)
+
+
+def _log_ranges(disk: Disk, config: Config, plan: RepairPlan, wanted: RepairRange) -> Iterator[LogRange]:
+    # One a flavour. With keys of the message at the end, that is read, too.
+    end = wanted.end + (1 if wanted.end_key else 0)
+    switches = [era.begin for era in plan.eras if wanted.begin < era.begin < end]
+    for begin, stop in pairwise([wanted.begin, *switches, end]):
+        flavour = [era.flavour for era in plan.eras if era.begin <= begin][-1]
+        aligned = wanted.aligned if begin == wanted.begin else _probe(disk, config).aligned(begin)
+        yield LogRange(begin, stop, aligned, flavour)
 
 
 def _probe(disk: Disk, config: Config) -> LogProbe:

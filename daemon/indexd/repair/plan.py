@@ -25,7 +25,7 @@ import numpy as np
 from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
 from indexd.audit.plan import BrokerFile, LogProbe
-from indexd.audit.result import Hole
+from indexd.audit.result import FlavourRange, Hole
 from indexd.audit.task import LogRange, Rows
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
@@ -80,7 +80,7 @@ class RepairPlan:
     kept: tuple[BrokerFile, ...]
     ranges: tuple[RepairRange, ...]
     left_out: tuple[str, ...]
-    flavour: str
+    eras: tuple[FlavourRange, ...]
     is_flavour_known: bool
     ends_at: int
     unreadable: str | None
@@ -111,7 +111,7 @@ class RepairPlan:
         if self.left_out:
             found.append(f"left out: {', '.join(self.left_out[:10])}{' and more' if len(self.left_out) > 10 else ''}")
         if self.ranges and not self.is_flavour_known:
-            found.append(f"no index file says what the broker indexes: as flavour {self.flavour} has it")
+            found.append(f"no index file says what the broker indexes: as flavour {self.eras[0].flavour} has it")
         return found
 
     def behind_lines(self) -> list[str]:
@@ -140,7 +140,7 @@ class RepairPlan:
             ],
             "leftOut": list(self.left_out),
             "atStake": list(self.at_stake),
-            "flavours": [{"beginOffset": 0, "flavour": self.flavour}],
+            "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
             "flavourKnown": self.is_flavour_known,
             "endOffset": self.ends_at,
             "unreadable": self.unreadable,
@@ -176,7 +176,7 @@ def plan_repair(disk: Disk, config: Config, report: AuditReport, *, everything: 
         kept=tuple(kept),
         ranges=tuple(reversed(ranges)),
         left_out=tuple(sorted(names)),
-        flavour=audit.flavour,
+        eras=audit.eras,
         is_flavour_known=audit.is_flavour_given or any(file.entries for file in audit.files),
         ends_at=ends_at,
         unreadable=unreadable,
@@ -414,7 +414,7 @@ class _Planner:
         end = self._probe.frame_end(offset)
         if end is None:
             return None
-        flavour = FLAVOURS[self._audit.flavour]
+        flavour = FLAVOURS[[era.flavour for era in self._audit.eras if era.begin <= offset][-1]]
         for item in LogRange(offset, offset + 1, offset, flavour.name).read(self._disk, self._config, 0):
             if isinstance(item, Rows):
                 columns, row = item.batch.columns, item.first
