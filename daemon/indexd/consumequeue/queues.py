@@ -38,6 +38,10 @@ class Queues:
         self.keys = np.zeros(_QUEUES_FIRST, dtype=np.uint64)
         self.table_keys = np.zeros(4 * _QUEUES_FIRST, dtype=np.uint64)
         self.table_slots = np.zeros(4 * _QUEUES_FIRST, dtype=np.int32)
+        #: Slots of queues that are not as they were marked last.
+        self.changed: set[int] = set()
+        self._marks: list[QueueMark] = []
+        self._moved = np.empty(0, dtype=np.int64)
         self._numbers: dict[str, int] = {}
         # A reader's table grows and is replaced by a bigger one; several readers have one each.
         self._numbers_of: weakref.WeakKeyDictionary[TopicTable, NDArray[np.int32]] = weakref.WeakKeyDictionary()
@@ -68,11 +72,16 @@ class Queues:
         return True
 
     def marks(self) -> tuple[QueueMark, ...]:
-        """What holds of each queue, of which nothing is pending."""
-        places, state = self.places[: len(self)], self.state[: len(self)]
+        """What holds of each queue, of which nothing is pending. There are thousands: only what changed is marked."""
+        # That a queue has moved may be noted of a message that gets no unit.
+        old, self._moved = self._moved, self.state[: len(self), MOVED_FROM].copy()
+        slots = sorted({*self.changed, *np.flatnonzero(self._moved[: len(old)] != old).tolist()})
+        places, state = self.places[slots], self.state[slots]
         columns = places[:, [FIRST, MIN]], state[:, [NEXT, MAX_PHY_OFFSET]], places[:, [BEGIN]], state[:, [MOVED_FROM]]
-        rows = np.concatenate(columns, axis=1).tolist()
-        return tuple(QueueMark(*name, *row) for name, row in zip(self.names, rows, strict=True))
+        for slot, row in zip(slots, np.concatenate(columns, axis=1).tolist(), strict=True):
+            self._marks[slot : slot + 1] = [QueueMark(*self.names[slot], *row)]
+        self.changed.clear()
+        return tuple(self._marks)
 
     def numbers(self, batch: DispatchBatch) -> NDArray[np.int32]:
         """By topic id of the batch's table, the store-wide number of the topic; -1 for one that is no folder's name."""
@@ -99,6 +108,7 @@ class Queues:
             self.table_keys = np.zeros(4 * len(self.keys), dtype=np.uint64)
             self.table_slots = np.zeros(4 * len(self.keys), dtype=np.int32)
             add_queues(self.keys, 0, slot, self.table_keys, self.table_slots)
+        self.changed.add(slot)
         self.names.append(name)
         self.directories.append(queue_directory(self.root, *name))
         self.places[slot], self.state[slot] = places, state

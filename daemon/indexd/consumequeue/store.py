@@ -221,6 +221,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
         # The last file stays, whatever is in it.
         first = min(minimum, end - 1) // self._file_units * self._file_units
         queues.places[slot, [FIRST, MIN, MIN_PHY]] = first, minimum, phy_offset
+        queues.changed.add(slot)
         return [self._files.path(queues.directories[slot], at) for at in range(old, first, self._file_units)]
 
     def begin_anew(self) -> None:
@@ -323,3 +324,4 @@ class ConsumeQueueStore(Output[QueuesMark]):
             self._expired.pop(self._files.path(directory, offset), None)  # of the same name, and made anew
         self._files.write(directory, offset, units.data)
         self._queues.places[slot, WRITTEN] = offset + len(units)
+        self._queues.changed.add(slot)
