@@ -16,8 +16,8 @@ import pytest
 from indexd.index.format import IndexLayout
 from indexd.query import open_data
 from support.beside_log import over_queues, write
-from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
-from support.faults import Place
+from support.daemon import QUICK, Daemon, assert_same_index, index_files, indexd, rebuild
+from support.faults import RETRY, Place
 from support.outputs import INTERVAL, UNITS, Built, build, copied
 from support.reopened import config_for, cut_at, undisturbed, write_on
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
@@ -317,6 +317,45 @@ def test_files_are_touched_while_messages_come(built: Built) -> None:
             daemon.wait_caught_up(end)
         check_outputs_mended(daemon, built)
         assert not daemon.events("degraded")
+
+
+@pytest.mark.parametrize(
+    ("name", "remove"),
+    [
+        ("index", lambda built: shutil.rmtree(built.data / "index")),
+        ("consumequeue/Topic0/0", lambda built: (built.data / "consumequeue/Topic0/0" / ("0" * 20)).unlink()),
+        ("sparse", lambda built: built.pair(-1)[0].unlink()),
+    ],
+    ids=["index", "queue", "sparse"],
+)
+def test_what_goes_while_a_drain_waits_is_not_waited_for(
+    built: Built, name: str, remove: Callable[[Built], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks at the files while a drain is tried again: the builder is the first to meet it."""
+    monkeypatch.delitem(QUICK, "INDEXD_DISK_USED_MAX")  # stronger than the file that a HUP reads again
+    config = built.root / "indexd.toml"
+
+    def bound(daemon: Daemon, most: float) -> None:
+        config.write_text(f"[limits]\ndisk_used_max = {most}\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+
+    config.write_text("[limits]\ndisk_used_max = 1\n")
+    env = RETRY | {"INDEXD_DRAIN_INTERVAL": "1"}
+    with Daemon(built.store, built.data, "-c", config, *FLAGS, env=env) as daemon:
+        daemon.wait_event("running")
+        daemon.wait_durable(write(built.store, over_queues(20, 8), SEGMENT_SIZE))
+        bound(daemon, 0.01)
+        daemon.wait_event("reloaded")
+        end = write(built.store, over_queues(2200, 8, 2), SEGMENT_SIZE)
+        assert daemon.wait_event("degraded")["stage"] == "build"
+        remove(built)
+        bound(daemon, 1)
+        problem = after(daemon, "disturbed")["problem"]
+        assert f"{built.data / name}" in problem
+        assert "was removed" in problem
+        daemon.wait_caught_up(end)
+        check_outputs_mended(daemon, built)
+        assert [row["stage"] for row in daemon.events("degraded")] == ["build"]
 
 
 def test_thousands_of_queues_are_looked_at_in_turn(tmp_path: Path) -> None:

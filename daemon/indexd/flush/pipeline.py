@@ -8,8 +8,9 @@ marked is made durable by another thread while building goes on: first the files
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -107,17 +108,18 @@ class Pipeline:
 
         Items that are done are removed, so that after a DiskError the same list goes on where it failed.
         """
-        try:
-            while items:
-                self.build(items[0])
-                items.pop(0)
-        except DiskError:
-            # What was built before the disk failed can be found, and made durable, while it waits.
+        with missing_is_disturbed(self.outputs):
+            try:
+                while items:
+                    self.build(items[0])
+                    items.pop(0)
+            except DiskError:
+                # What was built before the disk failed can be found, and made durable, while it waits.
+                self.progress = self.mark()
+                raise
+            expired = self.expire(log_begin)
             self.progress = self.mark()
-            raise
-        expired = self.expire(log_begin)
-        self.progress = self.mark()
-        return expired
+            return expired
 
     def build(self, item: Item) -> None:
         """Take the next range of the log. After a DiskError the same item may be given again."""
@@ -174,7 +176,8 @@ class Pipeline:
         """Make ``progress`` durable; ``persisted`` is told afterwards."""
         started = time.monotonic()
         progress = replace(progress, frontier=replace(progress.frontier, scrubbed_at=self.scrubbed_at))
-        self._sync(progress)
+        with missing_is_disturbed(self.outputs):
+            self._sync(progress)
         self.written = {}
         write_down(self._disk, self._files, progress.frontier)
         self.frontier = progress.frontier
@@ -195,9 +198,10 @@ class Pipeline:
 
     def finish(self) -> None:
         """Bring everything into the form a clean stop leaves, durably, and close it."""
-        for output in self.outputs:
-            output.flush()
-        progress = self.mark()
+        with missing_is_disturbed(self.outputs):
+            for output in self.outputs:
+                output.flush()
+            progress = self.mark()
         self.persist(progress)
         self.persisted(progress)
         self.close()
@@ -216,6 +220,17 @@ class Pipeline:
     def _count(self) -> None:
         # One by one: whoever watches sees that a long flush goes on.
         self.counters.files_synced += 1
+
+
+@contextmanager
+def missing_is_disturbed(outputs: Sequence[Output[Any]]) -> Iterator[None]:
+    """Raises DisturbedError where something of an output's is not there: nobody would put it back, however long."""
+    try:
+        yield
+    except DiskError as error:
+        if not (error.is_missing and any(error.path.is_relative_to(output.directory) for output in outputs)):
+            raise
+        raise DisturbedError(f"{error.path} was removed by somebody else") from error
 
 
 def write_down(disk: Disk, files: DataFiles, frontier: Frontier) -> None:

@@ -31,7 +31,7 @@ from indexd.consumequeue.check import kept_queues
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_frontier, write_frontier
-from indexd.flush.pipeline import Pipeline
+from indexd.flush.pipeline import Pipeline, missing_is_disturbed
 from indexd.flush.registry import OUTPUTS, all_outputs
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS, IndexLayout
@@ -178,7 +178,8 @@ def open_data(
     pipeline = opening.load(recovered)
     begin = base.refill_offset
     if begin is not None:
-        _refill(config, disk, pipeline, begin, on_progress)
+        with missing_is_disturbed(pipeline.outputs):
+            _refill(config, disk, pipeline, begin, on_progress)
     pipeline.detector.remember_tail(pipeline.built.phy_offset)
     _go_on(reader, base, is_clean=plan.is_clean)
     return Opened(
