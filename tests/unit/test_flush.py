@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.commitlog.segments import SegmentList
-from indexd.errors import CorruptDataError, IndexdError, UnsafeStoreError
+from indexd.errors import CorruptDataError, DiskError, IndexdError, UnsafeStoreError
 from indexd.flush.frontier import (
     CHECKPOINT_SIZE,
     UNCOVERED_MAX,
@@ -33,8 +33,12 @@ from indexd.output import OutputMark
 from indexd.recovery.recover import OnDisk, plan_recovery
 from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.names import DataFiles
+from support.commitlog_writer import FrameSpec
 from support.goldens import unpack
-from support.twins import put_key
+from support.sim_disk import SimDisk
+from support.sim_fault import FaultMap
+from support.strategies import Sample
+from support.twins import batches, encode, put_key
 
 LAYOUT = IndexLayout(10, 20)
 FRESH = Frontier("/store", ("/store/commitlog",), 1 << 20, "5.4", LAYOUT)
@@ -157,6 +161,29 @@ def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
     assert read_frontier(Disk(), files.frontier) == pipeline.frontier
     assert service.mark().held == ()
     file.close()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_full_file_that_cannot_be_synced_is_named_nowhere_and_stays_to_be_synced(nth: int) -> None:
+    """Full files are closed at once, and synced by their names: the last of three is the open one."""
+    disk, files = SimDisk(Path("/simulated")), DataFiles(Path("/simulated/data"))
+    disk.make_dir(files.index)
+    service = IndexService(disk, files.index, IndexLayout(3, 5), FLAVOURS["5.4"])
+    pipeline = Pipeline(disk, files, [service], FRESH, LogChangeDetector(disk, SegmentList))
+    samples = [Sample(FrameSpec("T", properties={"KEYS": f"k{number}"}, store_timestamp=5)) for number in range(10)]
+    for batch in batches(encode(samples), "5.4", [20]):
+        service.build(batch)
+    progress = pipeline.mark()
+    assert [mark.full for mark in progress.frontier.index] == [True, True, False]
+    paths = tuple(files.index / mark.name for mark in progress.frontier.index)
+    disk.faults = FaultMap.parse(f"fsync:index/*#{nth}=EIO")
+    with pytest.raises(DiskError, match=f"fsync {paths[nth - 1]}"):
+        pipeline.persist(progress)
+    assert pipeline.frontier == FRESH
+    assert not disk.exists(files.frontier)
+    assert not disk.exists(files.checkpoint)
+    assert pipeline.mark().marks[0].unsynced == paths
+    service.close()
 
 
 def test_an_open_file_does_not_move_the_index_time(tmp_path: Path) -> None:
