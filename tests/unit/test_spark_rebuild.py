@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from indexd.config import Config
 from indexd.errors import CorruptDataError
+from indexd.flush.registry import OUTPUTS
 from indexd.recovery.rebuild import Rebuilt
+from indexd.spark.rebuild import stage_two
 from indexd.spark.rebuild.job import StageOne, work
 from indexd.spark.rebuild.runs import Run
 from indexd.spark.rebuild.stage_two import OutputTask
@@ -38,6 +40,8 @@ SEGMENT_SIZE = 16 << 10
 def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     # Thousands of small files are made here, and no machine fails.
     monkeypatch.setattr(os, "fsync", lambda fd: None)
+    # So that each output comes to several tasks.
+    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", 300)
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +145,14 @@ def test_what_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.Monkey
     synced: set[Path] = set()
     monkeypatch.setattr(DiskFile, "fsync", lambda file: synced.add(file.path))
     monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: synced.add(path))
-    OutputTask(tmp_path / "attempt", name, config).work(runs)
-    assert {tmp_path / "attempt", *(tmp_path / "attempt").rglob("*")} <= synced
+    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", 100)
+    (kind,) = (kind for kind in OUTPUTS if kind.name == name)
+    tasks = OutputTask.plan(kind, runs, config, tmp_path / "attempts")
+    assert len(tasks) > 2
+    for task in tasks:
+        task.work(runs)
+        assert {task.directory, *task.directory.rglob("*")} <= synced
+    assert len({path.name for path in (tmp_path / "attempts").iterdir()}) == len(tasks)
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,9 +167,11 @@ def test_any_log_in_splits_of_any_size(ours: list[OddMessage], data: st.DataObje
             index_num=data.draw(st.integers(2, 20)),
             hash_slot_num=data.draw(st.integers(1, 9)),
             flavour=data.draw(st.sampled_from(["3.x", "4.0", "4.7", "5.4"])),
-            queues_max=data.draw(st.integers(1, 6)),
+            queues_max=data.draw(st.integers(1, 12)),
         )
-        assert_same_rebuild(config, root, [data.draw(st.integers(1, 2048))])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(stage_two, "_MESSAGES_PER_TASK", data.draw(st.sampled_from([10, 1000])))
+            assert_same_rebuild(config, root, [data.draw(st.integers(1, 2048))])
 
 
 def test_runs_of_many_batches(tmp_path: Path) -> None:

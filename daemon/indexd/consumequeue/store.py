@@ -137,6 +137,11 @@ class ConsumeQueueStore(Output[QueuesMark]):
         return len(self._queues)
 
     @property
+    def begins(self) -> tuple[int, ...]:
+        """Of each queue in the order of its mark, where its first message stands, as long as nothing has expired."""
+        return tuple(self._queues.places[: len(self), MIN_PHY].tolist())
+
+    @property
     def empty(self) -> QueuesMark:
         """No queue."""
         return QueuesMark(self.file_size)

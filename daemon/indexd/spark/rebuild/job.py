@@ -42,8 +42,8 @@ from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS
 from indexd.recovery.open import check_store, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, built_beside
-from indexd.spark.rebuild.runs import Run, RunWriter
-from indexd.spark.rebuild.stage_two import Built, IndexTask, OutputTask, Task, commit_index
+from indexd.spark.rebuild.runs import GROUPS, Run, RunWriter
+from indexd.spark.rebuild.stage_two import Built, IndexTask, OutputTask, Task, commit_index, commit_output
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
@@ -296,20 +296,23 @@ class _Rebuild:
 
     def _stage_two(self, runs: Sequence[Run], attempts: Path) -> tuple[dict[str, Any], int]:
         # What each output holds, by its name in the frontier, and how many messages were left out.
-        config, disk, half = self._config, Disk(), self._size // 2
+        config, half = self._config, self._size // 2
         files = IndexTask.plan(runs, config, attempts)
         kinds = [kind for kind in OUTPUTS[1:] if kind.is_wanted(config)]
-        others = [OutputTask(attempts / kind.name, kind.name, config) for kind in kinds]
+        others = [task for kind in kinds for task in OutputTask.plan(kind, runs, config, attempts)]
         build = partial(_build, tuple(run.slim() for run in runs))
-        # The longest first: none is left when all others are done.
         made = self._in_tasks(build, [*others, *files], half, self._size - half)
         marks: dict[str, Any] = {"index": commit_index(files, made[len(others) :], self._files.index)}
         left_out = 0
-        for kind, built in zip(kinds, made, strict=False):
-            disk.rename(built.directory, self._files.data / kind.folder)
-            marks[kind.name] = built.mark
-            left_out += built.figures.get("batchMessages", 0) + built.figures.get("leftOutMessages", 0)
-        disk.sync_dir(self._files.data)
+        for kind in kinds:
+            parts = [built for task, built in zip(others, made, strict=False) if task.kind is kind]
+            if len(parts) > 1 and sum(len(built.begins) for built in parts) >= config.outputs.queues_max:
+                # Which queues there are when no further ones are taken is known to whoever sees all of them.
+                whole = OutputTask(attempts / kind.name, kind, config, range(len(runs)), range(GROUPS))
+                parts = self._in_tasks(build, [whole], self._size, 0)
+            marks[kind.name] = commit_output(parts, self._files.data / kind.folder)
+            figures = [built.figures for built in parts]
+            left_out += sum(one.get("batchMessages", 0) + one.get("leftOutMessages", 0) for one in figures)
         return marks, left_out
 
     def _in_tasks(self, work: Callable[[Any], Any], items: Sequence[Any], done: int, share: int) -> list[Any]:

@@ -1,9 +1,10 @@
 """Runs: what stage one of a rebuild makes of a split, written by one task and read by those of stage two.
 
-A run is a directory with two files:
+A run is a directory with three files:
 
-    log       Arrow IPC: a batch of the reader's a batch, its columns, and of each row the key hashes of its index
-              entries: none for messages that the flavour leaves out
+    log       Arrow IPC: a batch of the reader's a batch, what index files and sparse indexes are built from, and of
+              each row the key hashes of its index entries: none for messages that the flavour leaves out
+    queues    the same batches with what ConsumeQueues are built from, if they are: sorted by the group of the queue
     topics    pickled: the tables of topics that the batches name
 
 A task reads the part that it needs, a batch at a time, from a memory map: so memory does not grow with the log.
@@ -12,15 +13,18 @@ A task reads the part that it needs, a batch at a time, from a memory map: so me
 from __future__ import annotations
 
 import pickle
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, TopicTable
+from indexd.commitlog.decoder import decode_utf8
 from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.kernel import Columns
@@ -42,6 +46,11 @@ _TYPES = {
     "key_start": np.int64,
     "key_hash": np.uint32,
 }
+_LOG = "phy_offset", "size", "store_timestamp", "sys_flag"
+_QUEUES = "phy_offset", "size", "sys_flag", "queue_offset", "queue_id", "topic_id", "tags_code"
+#: A queue is of one of so many groups, by a hash of its topic and id.
+GROUPS = 64
+_HASH_FACTOR, _HASH_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(64 - 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ class RunWriter:
     def __init__(self, path: Path, split: Split, *, skip_mask: int = 0) -> None:
         self._run = Run(split, path)
         self._skip_mask = skip_mask
-        self._file: pa.ipc.RecordBatchFileWriter | None = None
+        self._files: dict[str, pa.ipc.RecordBatchFileWriter] = {}
         self._chunks: list[tuple[int, int, int]] = []
         self._skipped: list[Skipped] = []
         self._tables: list[TopicTable] = []
@@ -117,22 +126,23 @@ class RunWriter:
             ends_with_entry=bool(counts[-1]),
             store_timestamp=item.last_store_timestamp or run.store_timestamp,
         )
-        # Columns that no output asks for are not read.
-        arrays = {name: numbers(one[:rows]) for name, one in columns._asdict().items() if len(one) >= rows}
-        starts = np.append(0, np.cumsum(counts)).astype(np.int32)
-        arrays |= {"key_hash": pa.ListArray.from_arrays(numbers(starts), numbers(hashes))}
-        arrays.pop("key_start")
-        batch = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
-        self._file = self._file or pa.ipc.new_file(str(run.path / "log"), batch.schema)
-        self._file.write_batch(batch)
+        starts = numbers(np.append(0, np.cumsum(counts)).astype(np.int32))
+        used = {name: one[:rows] for name, one in columns._asdict().items() if len(one) >= rows}
+        # The size is read where an output other than the key index asks for it.
+        arrays = {name: numbers(used[name]) for name in _LOG if name in used}
+        self._write("log", arrays | {"key_hash": pa.ListArray.from_arrays(starts, numbers(hashes))})
+        if "queue_id" in used:
+            used["group"] = _groups_of(item)
+            order = np.argsort(used["group"], kind="stable")
+            self._write("queues", {name: numbers(used[name][order]) for name in ("group", *_QUEUES)})
         if item.topics not in self._tables:
             self._tables.append(item.topics)
         self._chunks.append((item.end_offset, len(hashes), self._tables.index(item.topics)))
 
     def close(self, reader: SplitReader, evidence: Sequence[Evidence] = ()) -> Run:
         """Say what the split came to. ``reader`` has been read to its end."""
-        if self._file is not None:
-            self._file.close()
+        for file in self._files.values():
+            file.close()
         (self._run.path / "topics").write_bytes(pickle.dumps(self._tables))
         return replace(
             self._run,
@@ -144,6 +154,12 @@ class RunWriter:
             chunks=tuple(self._chunks),
         )
 
+    def _write(self, name: str, arrays: dict[str, pa.Array]) -> None:
+        batch = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
+        if name not in self._files:
+            self._files[name] = pa.ipc.new_file(str(self._run.path / name), batch.schema)
+        self._files[name].write_batch(batch)
+
     def _keys_of(self, batch: DispatchBatch) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         # How many of each row, and their hashes: none of messages that the flavour leaves out.
         columns, rows = batch.columns, batch.rows
@@ -152,18 +168,40 @@ class RunWriter:
         return np.where(is_skipped, 0, counts), hashes[~np.repeat(is_skipped, counts)]
 
 
-def batches_of(run: Run, chunk: int | None = None) -> Iterator[DispatchBatch]:
-    """All messages in log order, or those of one chunk, in the reader's batches."""
+def _groups_of(batch: DispatchBatch) -> NDArray[np.uint8]:
+    # Of each row. Two names in the log may be one: bytes that are no UTF-8 read as replacement characters.
+    topics, which = np.unique(batch.columns.topic_id[: batch.rows], return_inverse=True)
+    names = [zlib.crc32(decode_utf8(batch.topics.raw_name(topic)).encode()) for topic in topics.tolist()]
+    hashes = np.array(names, dtype=np.uint64)[which] << np.uint64(32) | batch.columns.queue_id[: batch.rows].view(
+        np.uint32
+    )
+    return (hashes * _HASH_FACTOR >> _HASH_SHIFT).astype(np.uint8)
+
+
+def batches_of(run: Run, chunk: int | None = None, groups: range | None = None) -> Iterator[DispatchBatch]:
+    """All messages in log order, or those of one chunk, in the reader's batches.
+
+    They have the columns that index files and sparse indexes are built from; or, of queues of these groups, theirs.
+    """
     tables = pickle.loads((run.path / "topics").read_bytes())
+    if not run.chunks:
+        return
+    file = pa.ipc.open_file(pa.memory_map(str(run.path / ("log" if groups is None else "queues"))))
     for number in range(len(run.chunks)) if chunk is None else (chunk,):
-        batch = pa.ipc.open_file(pa.memory_map(str(run.path / "log"))).get_batch(number)
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        keys = columns.pop("key_hash")
-        columns |= {"key_start": keys.offsets, "key_hash": keys.values}
+        batch = file.get_batch(number)
+        if groups is not None:
+            first, last = np.searchsorted(batch["group"].to_numpy(), [groups.start, groups.stop]).tolist()
+            part = batch.slice(first, last - first)
+            batch = part.take(numbers(np.argsort(part["phy_offset"].to_numpy())))
+        columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if "key_hash" in columns:
+            keys = columns["key_hash"]
+            columns |= {"key_start": keys.offsets, "key_hash": keys.values}
         # They are copied out of the map.
         filled = {name: np.array(columns.get(name, ()), dtype=kind) for name, kind in _TYPES.items()}
         end, _, table = run.chunks[number]
-        yield DispatchBatch(Columns(**filled), len(batch), int(filled["phy_offset"][0]), end, tables[table])
+        if len(batch):
+            yield DispatchBatch(Columns(**filled), len(batch), int(filled["phy_offset"][0]), end, tables[table])
 
 
 def index_batches(run: Run, first: int, last: int) -> Iterator[tuple[DispatchBatch, int, int]]:

@@ -1,7 +1,7 @@
 """Stage two of a rebuild: tasks that build index files and the other outputs from the runs, and how they are committed.
 
-An index file is a task of its own; another output is one task. Tasks use the daemon's own builders, so their files are
-those of one process.
+A task builds an index file, some of the queues, or the sparse indexes of some segments. Tasks use the daemon's own
+builders, so their files are those of one process.
 """
 
 from __future__ import annotations
@@ -9,34 +9,44 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
+from indexd.consumequeue.format import QueuesMark
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import IndexdError
 from indexd.flush.pipeline import sync_dirs, sync_files
-from indexd.flush.registry import OUTPUTS
 from indexd.index.file import IndexFile
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, FILE_FULL
-from indexd.spark.rebuild.runs import Run, batches_of, entry_of, index_batches
+from indexd.output import Output
+from indexd.spark.rebuild.runs import GROUPS, Run, batches_of, entry_of, index_batches
+from indexd.sparse.format import SparseMark
+from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 from indexd.storage.names import next_index_name
 
 # What an index file is called by the task that builds it.
 _NAME = "index"
+# Fewer messages than this are not worth a task of their own.
+_MESSAGES_PER_TASK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a task has made durable below ``directory``: what that holds, and what its builder counted."""
+    """What a task has made durable below ``directory``: what that holds, and what its builder counted.
+
+    ``begins``: of each queue, where its first message stands.
+    """
 
     directory: Path
     mark: Any
     figures: dict[str, Any]
+    begins: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,31 +171,94 @@ def _ends_with_entry(runs: Sequence[Run]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OutputTask:
-    """All of an output other than the key index, ``name`` in OUTPUTS, below ``directory``.
+    """A part of an output other than the key index, or all of it, below ``directory``; from ``runs``, by their numbers.
 
-    One task, however long the log: reading the log takes far longer than building these from the runs.
+    Queues are divided by ``groups``: a task reads what its queues need. Sparse indexes are divided between segments:
+    nothing is carried from one to the next, but that the next one's first message seals it. So a part that is not
+    ``is_last`` is sealed at its end.
     """
 
     directory: Path
-    name: str
+    kind: type[Output[Any]]
     config: Config
+    runs: range
+    groups: range | None = None
+    is_last: bool = True
+
+    @staticmethod
+    def plan(kind: type[Output[Any]], runs: Sequence[Run], config: Config, directory: Path) -> list[OutputTask]:
+        """Tasks for all of it, each below its own name in ``directory``; ``runs`` in log order."""
+        whole = OutputTask(directory / kind.name, kind, config, range(len(runs)))
+        if kind is ConsumeQueueStore:
+            count = min(sum(run.messages for run in runs) // _MESSAGES_PER_TASK + 1, GROUPS)
+            bounds = [GROUPS * number // count for number in range(count + 1)]
+            return [whole.part(bounds[0], groups=range(*bounds)) for bounds in pairwise(bounds)]
+        bounds = [0, len(runs)]
+        if kind is SparseService:
+            bounds[1:1] = _segment_bounds(runs, config.store.segment_size)
+        last = len(bounds) - 2
+        return [
+            whole.part(first, runs=range(first, end), is_last=number == last)
+            for number, (first, end) in enumerate(pairwise(bounds))
+        ]
+
+    def part(self, number: int, **fields: Any) -> OutputTask:
+        """The same with other fields, below a name of its own."""
+        return replace(self, directory=self.directory.with_name(f"{self.kind.name}-{number:06d}"), **fields)
 
     def work(self, runs: Sequence[Run]) -> Built:
-        """Build it from ``runs``, all of them in log order, durably. Raises DiskError."""
+        """Build it from all ``runs``, in log order, durably. Raises DiskError."""
         disk = Disk()
         disk.make_dir(self.directory)
-        (kind,) = (kind for kind in OUTPUTS if kind.name == self.name)
-        output = kind.of(self.config, disk, self.directory)
+        output = self.kind.of(self.config, disk, self.directory)
         try:
-            for run in runs:
-                for batch in batches_of(run):
+            for number in self.runs:
+                for batch in batches_of(runs[number], groups=self.groups):
                     output.build(batch)
+            if isinstance(output, SparseService) and not self.is_last:
+                output.seal()
             mark = output.mark()
             sync_files(disk, mark.unsynced)
             sync_dirs(disk, mark.directories)
         finally:
             output.close()
-        return Built(self.directory, mark.held, output.figures())
+        begins = output.begins if isinstance(output, ConsumeQueueStore) else ()
+        return Built(self.directory, mark.held, output.figures(), begins)
+
+
+def _segment_bounds(runs: Sequence[Run], segment_size: int) -> list[int]:
+    # Where parts begin, but the first: with a segment, and there are messages in each.
+    bounds, messages, left = [], 0, sum(run.messages for run in runs)
+    for number, run in enumerate(runs):
+        begins_segment = number and run.split.begin // segment_size > runs[number - 1].split.begin // segment_size
+        if begins_segment and messages >= _MESSAGES_PER_TASK and left:
+            bounds.append(number)
+            messages = 0
+        messages += run.messages
+        left -= run.messages
+    return bounds
+
+
+def commit_output(built: Sequence[Built], directory: Path) -> Any:
+    """Move what the parts of an output have made into ``directory``, durably; what all of them hold."""
+    disk = Disk()
+    disk.make_dir(directory)
+    for one in built:
+        disk.sync_dir(one.directory)  # or it is not there: executors may see another file system
+        for path in sorted(one.directory.rglob("*")):
+            target = directory / path.relative_to(one.directory)
+            if path.is_dir():
+                disk.make_dir(target, durable=False)
+            else:
+                disk.rename(path, target)
+    sync_dirs(disk, [directory, *(path for path in directory.rglob("*") if path.is_dir())])
+    marks = [one.mark for one in built]
+    if isinstance(marks[0], QueuesMark):
+        queues = sorted(pair for one in built for pair in zip(one.begins, one.mark.queues, strict=True))
+        return marks[0]._replace(queues=tuple(mark for _, mark in queues))
+    if isinstance(marks[0], SparseMark):
+        return marks[-1]._replace(segments=tuple(segment for mark in marks for segment in mark.segments))
+    return marks[0]
 
 
 Task = IndexTask | OutputTask
