@@ -172,10 +172,9 @@ def _groups_of(batch: DispatchBatch) -> NDArray[np.uint8]:
     # Of each row. Two names in the log may be one: bytes that are no UTF-8 read as replacement characters.
     topics, which = np.unique(batch.columns.topic_id[: batch.rows], return_inverse=True)
     names = [zlib.crc32(decode_utf8(batch.topics.raw_name(topic)).encode()) for topic in topics.tolist()]
-    hashes = np.array(names, dtype=np.uint64)[which] << np.uint64(32) | batch.columns.queue_id[: batch.rows].view(
-        np.uint32
-    )
-    return (hashes * _HASH_FACTOR >> _HASH_SHIFT).astype(np.uint8)
+    queues = np.array(names, dtype=np.uint64)[which] << np.uint64(32)
+    queues |= batch.columns.queue_id[: batch.rows].view(np.uint32)
+    return (queues * _HASH_FACTOR >> _HASH_SHIFT).astype(np.uint8)
 
 
 def batches_of(run: Run, chunk: int | None = None, groups: range | None = None) -> Iterator[DispatchBatch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -188,23 +188,24 @@ class OutputTask:
     @staticmethod
     def plan(kind: type[Output[Any]], runs: Sequence[Run], config: Config, directory: Path) -> list[OutputTask]:
         """Tasks for all of it, each below its own name in ``directory``; ``runs`` in log order."""
-        whole = OutputTask(directory / kind.name, kind, config, range(len(runs)))
+        groups, bounds = [0, GROUPS], [0, len(runs)]
         if kind is ConsumeQueueStore:
             count = min(sum(run.messages for run in runs) // _MESSAGES_PER_TASK + 1, GROUPS)
-            bounds = [GROUPS * number // count for number in range(count + 1)]
-            return [whole.part(bounds[0], groups=range(*bounds)) for bounds in pairwise(bounds)]
-        bounds = [0, len(runs)]
-        if kind is SparseService:
+            groups = [GROUPS * number // count for number in range(count + 1)]
+        elif kind is SparseService:
             bounds[1:1] = _segment_bounds(runs, config.store.segment_size)
-        last = len(bounds) - 2
         return [
-            whole.part(first, runs=range(first, end), is_last=number == last)
-            for number, (first, end) in enumerate(pairwise(bounds))
+            OutputTask(
+                directory / f"{kind.name}-{first:06d}-{group:02d}",
+                kind,
+                config,
+                range(first, end),
+                range(group, group_end) if kind is ConsumeQueueStore else None,
+                is_last=end == len(runs),
+            )
+            for first, end in pairwise(bounds)
+            for group, group_end in pairwise(groups)
         ]
-
-    def part(self, number: int, **fields: Any) -> OutputTask:
-        """The same with other fields, below a name of its own."""
-        return replace(self, directory=self.directory.with_name(f"{self.kind.name}-{number:06d}"), **fields)
 
     def work(self, runs: Sequence[Run]) -> Built:
         """Build it from all ``runs``, in log order, durably. Raises DiskError."""
