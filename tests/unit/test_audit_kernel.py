@@ -22,9 +22,9 @@ from indexd.compare.index import (
     WRONG_HASH,
     WRONG_TIME,
     ComparedFile,
-    Entries,
     Keys,
     match_entries,
+    numbered,
 )
 from indexd.config import Config
 from indexd.findings import Findings
@@ -99,10 +99,10 @@ def test_match_entries_does_what_its_plain_twin_does(messages: list[Message], da
     keys = Keys(
         *(np.array([message[field] for message in messages], dtype=np.int64) for field in (0, 1)),
         np.array([row for row, message in enumerate(messages) for _ in message.keys], dtype=np.int64),
-        np.array([key for message in messages for key in message.keys], dtype=np.int64),
+        np.array([key for message in messages for key in message.keys], dtype=np.uint32),
     )
-    rows = [np.array([entry[field] for entry in entries], dtype=np.int64) for field in (1, 0, 2)]
-    taken, findable = Entries(*rows, np.arange(1, len(entries) + 1)), np.ones(len(entries), dtype=np.bool_)
+    rows = np.array([[entry.key_hash, 0, entry.phy_offset, entry.time_diff, 0] for entry in entries], dtype=">u4")
+    taken, findable = numbered(rows.reshape(-1, 5).view(np.uint32), 1), np.ones(len(entries), dtype=np.bool_)
     findable[sorted(number - 1 for number in unreachable if number <= len(entries))] = False
     match = match_entries(keys, taken, findable)
     wanted, kinds = plain_match(messages, entries, unreachable)
@@ -112,6 +112,9 @@ def test_match_entries_does_what_its_plain_twin_does(messages: list[Message], da
         zip(keys.row.tolist(), keys.key_hash.tolist(), wanted, strict=True)
     )
     file = ComparedFile(Disk(), Path("index"), LAYOUT, IndexHeader(T0, index_count=len(entries) + 1), Findings())
+    pairs = zip(entries, right, range(1, NEVER), strict=False)
+    same = [there == due or (number == 1 and there[:2] == due[:2]) for there, due, number in pairs]
+    assert file.count_right(keys, 0, taken) == [*same, False].index(False)
     file.judge(keys, taken, match)
     assert file.findings.counts == Counter({KINDS[kind][0]: count for kind, count in kinds.items()})
     astray = [entry.phy_offset for entry, kind in zip(entries, match.kind.tolist(), strict=True) if 0 < kind < TWICE]

@@ -34,7 +34,7 @@ from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.segments import SegmentList, list_segments
-from indexd.compare.index import unpacked
+from indexd.compare.index import numbered
 from indexd.config import Config
 from indexd.config.units import RemotePath
 from indexd.errors import DiskError, MissingOk, UnsafeStoreError, UsageError
@@ -259,7 +259,7 @@ def _points_to(
     # Entries that are not in the order of the log: all of them have to be asked.
     low, high = (1 << 63) - 1, -1
     for number in range(1, count, ENTRIES_PER_READ):
-        found = unpacked(read_entries(file, layout, number, min(count - number, ENTRIES_PER_READ)), number).phy_offset
+        found = numbered(read_entries(file, layout, number, min(count - number, ENTRIES_PER_READ)), number).phy_offset
         found = found[found >= 0]
         if len(found):
             low, high = min(low, int(found.min())), max(high, int(found.max()))
@@ -320,7 +320,7 @@ def _sample(
         for number in range(windows):
             for size in _WINDOW_SIZES:
                 first = low + max(file.count - low - size, 0) * number // max(windows - 1, 1)
-                entries = unpacked(read_entries(opened, layout, first, min(size, file.count - first)), first)
+                entries = numbered(read_entries(opened, layout, first, min(size, file.count - first)), first)
                 pairs = zip(entries.phy_offset.tolist(), entries.key_hash.tolist(), strict=True)
                 if _count(list(pairs), lookup, votes):
                     break

@@ -2,7 +2,7 @@
 
 It reads at a bounded rate, gives back what it brings into the page cache, and depends on nothing but its arguments: a
 task may run here or on Spark. A file in log order, as brokers write them, is read window by window; one whose entries
-stand elsewhere has those of the stretch sorted first: some 72 bytes an entry of them in memory meanwhile.
+stand elsewhere has those of the stretch sorted first: some 56 bytes an entry of them in memory meanwhile.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The key index compared with the log: the entries of index files against the keys of the messages.
 
-Both sides are columns, in the order of physical offsets. Where all entries are as they must be, one comparison of the
-columns says so; else entries and keys are told apart by message and key hash. A key without an entry and an entry of no
+Both sides are in the order of physical offsets. Where all entries are as they must be, one compiled pass over them says
+so; else entries and keys are told apart by message and key hash. A key without an entry and an entry of no
 key of the same message are one wrong hash.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.errors import MissingOk
 from indexd.findings import Findings
-from indexd.index.entries import first_entry_at, read_entries
+from indexd.index.entries import first_entry_at, phy_offset_of, read_entries
 from indexd.index.format import ENTRY_SIZE, IndexHeader, IndexLayout
+from indexd.index.kernel import count_right
 from indexd.storage.disk import Disk
 
 Integers = NDArray[Any]
@@ -38,22 +40,34 @@ KINDS = (
 BEHIND_LOG = ("entry-behind-log", 4, "points to {phy}, behind the end of the log")
 #: Of each kind so many are put into words at a time.
 NOTED_MAX = 100
-# Few enough that their columns stay in the processor's cache.
-_ENTRIES_PER_WINDOW = 1 << 14
+_ENTRIES_PER_WINDOW = 1 << 18
 _DIFFERENCE_MAX = (1 << 31) - 1
 
 
 class Entries(NamedTuple):
-    """Entries as columns; ``number`` is their number in their file."""
+    """``rows`` as ``read_entries`` has them; ``number`` is the number of each in its file."""
 
-    phy_offset: Integers
-    key_hash: Integers
-    time_diff: Integers
+    rows: NDArray[np.uint32]
     number: Integers
+
+    @property
+    def phy_offset(self) -> Integers:
+        """Where they point."""
+        return np.ascontiguousarray(self.rows[:, 1:3]).view(">i8")[:, 0].astype(np.int64)
+
+    @property
+    def key_hash(self) -> Integers:
+        """Of their keys."""
+        return self.rows[:, 0].byteswap()
+
+    @property
+    def time_diff(self) -> Integers:
+        """Their time differences, s."""
+        return self.rows[:, 3].byteswap().view(np.int32)
 
     def only(self, which: slice | Flags | Integers) -> Entries:
         """Some of them, or all in another order."""
-        return Entries(*(column[which] for column in self))
+        return Entries(self.rows[which], self.number[which])
 
 
 class Keys(NamedTuple):
@@ -65,16 +79,14 @@ class Keys(NamedTuple):
     key_hash: Integers
 
 
-def unpacked(entries: NDArray[np.uint32], number: int) -> Entries:
+def numbered(rows: NDArray[np.uint32], number: int) -> Entries:
     """Rows of ``read_entries``, of which the first has ``number``."""
-    key_hash, high, low, time_diff = np.ascontiguousarray(entries[:, :4].T).byteswap()
-    signed = high.view(np.int32).astype(np.int64) << 32 | low
-    return Entries(signed, key_hash, time_diff.view(np.int32), np.arange(number, number + len(entries), dtype=np.int32))
+    return Entries(rows, np.arange(number, number + len(rows), dtype=np.int32))
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
     """One behind the other."""
-    none = unpacked(np.empty((0, 5), dtype=np.uint32), 1)
+    none = numbered(np.empty((0, 5), dtype=np.uint32), 1)
     return parts[0] if len(parts) == 1 else Entries(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
@@ -107,7 +119,7 @@ class Match(NamedTuple):
 
     Of each entry: ``row``, its message, where it ``is_known``; ``kind``; ``wanted``, the hash that is due where it is
     wrong. Of each key: whether it ``is_missing``, ``is_lost``, without an entry that is findable; ``unpaired`` are the
-    missing ones for which no wrong entry stands.
+    missing ones for which no wrong entry stands. ``is_right``: all are as they must be, their times, too.
     """
 
     row: Integers
@@ -117,6 +129,7 @@ class Match(NamedTuple):
     is_missing: Flags
     is_lost: Flags
     unpaired: Integers
+    is_right: bool = False
 
     def of(self, at: slice) -> Match:
         """Some of the entries."""
@@ -125,20 +138,7 @@ class Match(NamedTuple):
 
 
 def match_entries(keys: Keys, entries: Entries, is_findable: Flags) -> Match:
-    """Hold entries against messages; those of a message may stand in several files, one behind the other."""
-    zeros, flags = (np.zeros(len(entries.number), dtype=np.int64), np.zeros(len(keys.row), dtype=np.bool_))
-    is_same = np.array_equal(entries.phy_offset, keys.phy_offset[keys.row])
-    if is_same and np.array_equal(entries.key_hash, keys.key_hash):
-        found = Match(keys.row, zeros == 0, zeros, zeros, flags, flags, zeros[:0])
-    else:
-        found = _tell_apart(keys, entries)
-    if is_findable.all():
-        return found
-    findable = _codes(found.row, entries)[found.is_known & is_findable]
-    return found._replace(is_lost=_count(_codes(keys.row, keys), findable) == 0)
-
-
-def _tell_apart(keys: Keys, entries: Entries) -> Match:
+    """Tell entries and keys of messages apart; a message's entries may stand in several files, one behind the other."""
     row = keys.phy_offset.searchsorted(entries.phy_offset)
     offsets = np.append(keys.phy_offset, -1)  # no entry of a message points there
     is_known = (offsets[row] == entries.phy_offset) & (row < len(keys.phy_offset))
@@ -156,7 +156,8 @@ def _tell_apart(keys: Keys, entries: Entries) -> Match:
     kind[paired] = WRONG_HASH
     wanted[paired] = keys.key_hash[missing[missing_rows.searchsorted(rows[is_paired]) + ranks[is_paired]]]
     unpaired = missing[_ranks(missing_rows) >= _count(missing_rows, rows)]
-    return Match(row, is_known, kind, wanted, is_missing, given == 0, unpaired)
+    findable = own[is_known & is_findable]
+    return Match(row, is_known, kind, wanted, is_missing, _count(due, findable) == 0, unpaired)
 
 
 def _codes(row: Integers, of: Keys | Entries) -> Integers:
@@ -231,7 +232,7 @@ class ComparedFile:
         """Those that point below ``phy_offset`` and were not taken before."""
         parts = []
         while self._load():
-            count = int(self._window.phy_offset.searchsorted(phy_offset))
+            count = bisect_left(self._window.rows, phy_offset, key=phy_offset_of)
             parts.append(self._window.only(slice(count)))
             self.taken += count
             self._window = self._window.only(slice(count, None))
@@ -247,7 +248,7 @@ class ComparedFile:
         with MissingOk(), self._disk.open_read(self._path) as file:
             self._wait(count * ENTRY_SIZE)
             entries = read_entries(file, self._layout, self._next, count)
-        self._window = unpacked(entries, self._next)
+        self._window = numbered(entries, self._next)
         self.is_gone = len(entries) < count
         self._next = self._end if self.is_gone else self._next + count
         return len(entries) > 0
@@ -255,7 +256,7 @@ class ComparedFile:
     @property
     def next_offset(self) -> int | None:
         """Where the next entry points; None behind the last one."""
-        return int(self._window.phy_offset[0]) if self._load() else None
+        return phy_offset_of(self._window.rows[0]) if self._load() else None
 
     @property
     def is_over(self) -> bool:
@@ -265,13 +266,17 @@ class ComparedFile:
     def judge(self, keys: Keys, entries: Entries, match: Match) -> None:
         """Write down what is wrong with entries of this file that were held against these messages."""
         self.compared += len(entries.number)
-        if not len(entries.number):
-            return
-        timestamps = np.append(keys.timestamp, 0)[np.where(match.is_known, match.row, -1)]
         for number in {1, self.header.index_count - 1}:
             for at in np.flatnonzero((entries.number == number) & match.is_known):
-                self._times[number] = int(timestamps[at])
-        due = self.due(entries, timestamps)
+                self._times[number] = int(keys.timestamp[match.row[at]])
+        if match.is_right:
+            return
+        timestamps = np.append(keys.timestamp, 0)[np.where(match.is_known, match.row, -1)]
+        due = time_differences(timestamps, self.header.begin_timestamp)
+        first = (
+            time_differences(timestamps, self.previous_end or 0) if self.previous_end is not None else entries.time_diff
+        )
+        due = np.where(entries.number == 1, first, due)
         is_late = match.is_known & (entries.time_diff != due)
         if is_late.any():
             self.note(entries.only(is_late), KINDS[WRONG_TIME], entries.time_diff[is_late], due[is_late])
@@ -285,12 +290,10 @@ class ComparedFile:
             self.strays += len(strays)
             self.low, self.high = min(self.low, int(strays.min())), max(self.high, int(strays.max()))
 
-    def due(self, entries: Entries, timestamps: Integers) -> Integers:
-        """The time differences that are due, of messages of these times."""
-        due = time_differences(timestamps, self.header.begin_timestamp)
-        if self.previous_end is None:
-            return np.where(entries.number == 1, entries.time_diff, due)
-        return np.where(entries.number == 1, time_differences(timestamps, self.previous_end), due)
+    def count_right(self, keys: Keys, first: int, entries: Entries) -> int:
+        """How many entries of this file are those of the keys from ``first`` on, before one that is not."""
+        begin = -1 if self.previous_end is None else self.previous_end
+        return int(count_right(*keys, first, *entries, self.header.begin_timestamp, begin))
 
     def note(self, entries: Entries, kind: tuple[str, int, str], value: Integers, wanted: Integers) -> None:
         """All of these are wrong in the same way; the first are put into words."""
@@ -328,9 +331,16 @@ def compare_files(
     ``is_findable`` says which entries of a file, by number, a query comes to.
     """
     taken = [(file, file.take_below(bound)) for file in files]
-    entries = joined([part for _, part in taken])
     flags = [np.empty(0, dtype=np.bool_), *(is_findable(file, part.number) for file, part in taken)]
-    match, first = match_entries(keys, entries, np.concatenate(flags)), 0
+    findable, right = np.concatenate(flags), 0
+    for file, part in taken:
+        right += file.count_right(keys, right, part)
+    if right == len(keys.row) == len(findable) and findable.all():
+        lost = np.zeros(right, dtype=np.bool_)
+        match = Match(keys.row, ~lost, lost, lost, lost, lost, keys.row[:0], is_right=True)
+    else:
+        match = match_entries(keys, joined([part for _, part in taken]), findable)
+    first = 0
     for file, part in taken:
         file.judge(keys, part, match.of(slice(first, first + len(part.number))))
         first += len(part.number)

@@ -25,6 +25,7 @@ from indexd.compare.index import ComparedFile, Keys, keys_of
 from indexd.compare.queues import QueueComparison
 from indexd.errors import DisturbedError
 from indexd.findings import Findings
+from indexd.index.entries import phy_offset_of
 from indexd.index.format import FileMark, Flavour, IndexLayout
 from indexd.storage.disk import Disk
 
@@ -143,22 +144,17 @@ class _EntryStream:
 
     def differs(self, keys: Keys, bound: int, end: int) -> int | None:
         """Where entries and keys below ``bound`` begin to differ, or None. Behind ``end`` there may be no entries."""
-        offsets, timestamps, at = keys.phy_offset[keys.row], keys.timestamp[keys.row], 0
+        at = 0
         while self.phy_offset < bound:
             entries = self._files[0].take_below(bound)
-            due = slice(at, at + len(entries.number))
-            there = entries.only(slice(len(offsets[due])))
-            wanted = self._files[0].due(there, timestamps[due])
-            wrong = (there.phy_offset != offsets[due]) | (there.key_hash != keys.key_hash[due])
-            wrong |= there.time_diff != wanted
-            if wrong.any() or len(wanted) < len(entries.number):
-                first = int(wrong.argmax()) if wrong.any() else len(wanted)
-                place: int = min([*entries.phy_offset[first : first + 1].tolist(), *offsets[due][first:].tolist()])
-                return place
-            at = due.stop
-        if at == len(offsets):
+            right = self._files[0].count_right(keys, at, entries)
+            at += right
+            if right < len(entries.number):
+                due = keys.phy_offset[keys.row[at : at + 1]].tolist()
+                return min([phy_offset_of(entries.rows[right]), *map(int, due)])
+        if at == len(keys.row):
             return None
-        missing = int(offsets[at])
+        missing = int(keys.phy_offset[keys.row[at]])
         return missing if missing < end or self.phy_offset < _NEVER else None
 
 

@@ -26,7 +26,7 @@ from indexd.index.check import check_index, check_marks
 from indexd.index.check_kernel import CODES, check_entries
 from indexd.index.entries import read_slots
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout, inherited
-from indexd.index.kernel import BUFFER_FULL, FILE_FULL, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, put_batch
+from indexd.index.kernel import BUFFER_FULL, FILE_FULL, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, count_right, put_batch
 from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
@@ -164,6 +164,8 @@ def load_kernels() -> None:
     state = np.array(IndexHeader().values(), dtype=np.int64)
     slots, pages, entries = np.zeros(1, np.uint32), np.zeros(1, np.uint8), np.zeros((1, 5), np.uint32)
     put_batch(columns, 0, 0, -1, 0, False, slots, pages, entries, 2, state)
+    offsets, keys = columns.phy_offset, np.zeros(1, np.int64)
+    count_right(offsets, columns.store_timestamp, keys, columns.key_hash, 0, entries, np.ones(1, np.int32), 0, 0)
     found = np.empty((1, 4), np.int64)
     check_entries(entries[:0], 1, slots, False, 2, 0, 0, np.zeros(3, np.int64), np.zeros(CODES, np.int64), found)
 

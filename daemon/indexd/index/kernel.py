@@ -25,7 +25,7 @@ SLOTS_PER_PAGE_SHIFT = 10
 # Keys whose slots are looked up ahead of their puts.
 BLOCK = 128
 _PAGE_SHIFT = np.uint64(SLOTS_PER_PAGE_SHIFT)
-_0, _1 = np.uint64(0), np.uint64(1)
+_0, _1, _2, _3 = (np.uint64(number) for number in range(4))
 _INT_MAX, _THOUSAND = np.int64(0x7FFFFFFF), np.int64(1000)
 
 
@@ -153,3 +153,33 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
         key = np.int64(-1)
     _keep_counts(state, count, used_slots)
     return DONE, row, np.int64(-1), written
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def count_right(phy_offsets, timestamps, rows, key_hashes, first, entries, numbers, begin, first_begin):  # type: ignore[no-untyped-def]
+    """How many entries are those of the keys from ``first`` on, up to the first that is not as it must be.
+
+    Of each key ``rows`` says which message has it. Time differences count from ``begin``; that of entry 1 from
+    ``first_begin``, and is as it is if that is negative.
+    """
+    keys, i, row, due = rows[first:], _0, np.int64(-1), np.uint32(0)
+    hashes = key_hashes[first:]
+    while i < np.uint64(min(len(entries), len(keys))):
+        if keys[i] != row:
+            row = keys[i]
+            phy_offset = np.uint64(phy_offsets[np.uint64(row)])
+            high, low = np.uint32(phy_offset >> np.uint64(32)), np.uint32(phy_offset & np.uint64(0xFFFFFFFF))
+            due = time_diff_at(timestamps[np.uint64(row)], begin)
+        time_diff = swap(entries[i, _3])
+        is_due = time_diff == due
+        if numbers[i] == np.int32(1):
+            is_due = first_begin < np.int64(0) or time_diff == time_diff_at(timestamps[np.uint64(row)], first_begin)
+        if (
+            swap(entries[i, _0]) != hashes[i]
+            or swap(entries[i, _1]) != high
+            or swap(entries[i, _2]) != low
+            or not is_due
+        ):
+            break
+        i += _1
+    return np.int64(i)
