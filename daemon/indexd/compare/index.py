@@ -156,8 +156,8 @@ def match_entries(keys: Keys, entries: Entries, is_findable: Flags) -> Match:
     kind[paired] = WRONG_HASH
     wanted[paired] = keys.key_hash[missing[missing_rows.searchsorted(rows[is_paired]) + ranks[is_paired]]]
     unpaired = missing[_ranks(missing_rows) >= _count(missing_rows, rows)]
-    findable = own[is_known & is_findable]
-    return Match(row, is_known, kind, wanted, is_missing, _count(due, findable) == 0, unpaired)
+    is_lost = (given if is_findable.all() else _count(due, own[is_known & is_findable])) == 0
+    return Match(row, is_known, kind, wanted, is_missing, is_lost, unpaired)
 
 
 def _codes(row: Integers, of: Keys | Entries) -> Integers:
@@ -167,7 +167,7 @@ def _codes(row: Integers, of: Keys | Entries) -> Integers:
 
 def _count(values: Integers, among: Integers) -> Integers:
     # How often each value stands among others.
-    order = np.sort(among)
+    order = np.sort(among, kind="stable")  # nearly sorted by rows, which that makes use of
     return order.searchsorted(values, "right") - order.searchsorted(values)
 
 
