@@ -183,6 +183,16 @@ def test_a_store_without_its_unique_keys_is_still_known(tmp_path: Path, keys: in
     assert [era.flavour for era in found.eras] == [BEFORE]
 
 
+def test_new_files_that_do_not_tell_are_judged_by_those_before(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(store, 1500, 1, lambda number: number < 500)
+    config = config_for(store, SMALL, SEGMENT_SIZE)
+    index_log(config, BETWEEN)
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert [era.flavour for era in found.eras] == [BETWEEN]
+
+
 def test_an_upgrade_is_seen_at_the_begin_of_a_file(tmp_path: Path) -> None:
     store = tmp_path / "store"
     write(store, 3000, 1, lambda number: number % 3 > 0)
