@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -183,11 +186,60 @@ def test_fish(scripts: dict[str, Path], tmp_path: Path) -> None:
         assert {row.split("\t")[0] for row in answer.splitlines()} == asked[line], line
 
 
-def test_zsh_takes_no_colon_for_a_separator(scripts: dict[str, Path]) -> None:
-    # Within the words of an option a colon separates; elsewhere it would be taken for the begin of another part.
-    text = scripts["zsh"].read_text("utf-8")
-    assert "HOST PORT|off:" in text
-    assert ":HOST:PORT" not in text
+def test_zsh(scripts: dict[str, Path], tmp_path: Path) -> None:
+    shell = need("zsh")
+    (tmp_path / "my-data").mkdir()
+    typed = {line: f"{line.rpartition(' ')[0]} {next(iter(ends))}" for line, ends in ASKED.items() if len(ends) == 1}
+    typed |= {line: line for line, ends in ASKED.items() if not ends}
+    # zsh takes the slash away again where the line ends.
+    typed |= {
+        "indexd status --data my-d": "indexd status --data my-data",
+        "indexd inspect my-d": "indexd inspect my-data",
+        # An option of the program is completed as the program has it; a value that may be left out is waited for.
+        "indexd status --http o": "indexd status --http off",
+        "indexd status --watch --js": "indexd status --watch --js",
+        "indexd query-key --mode exact --index-t": "indexd query-key --mode exact --index-type",
+    }
+    setup = f'autoload -Uz compinit; compinit -u -D; LISTMAX=10000; eval "$(<{scripts["zsh"]})"'
+    found = type_lines([shell, "-f", "-i"], setup, tmp_path, list(typed), "print -r --")
+    assert dict(zip(typed, (line.rstrip() for line in found), strict=True)) == typed
+    # The same as a file of $fpath, which is run when it is first needed.
+    (tmp_path / "_indexd").write_text(scripts["zsh"].read_text("utf-8"))
+    setup = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -D"
+    assert type_lines([shell, "-f", "-i"], setup, tmp_path, ["indexd kaf"] * 2, "print -r --") == ["indexd kafka"] * 2
+
+
+def type_lines(words: list[str], setup: str, home: Path, lines: list[str], echo: str) -> list[str]:
+    """What becomes of each line when Tab is pressed behind it, in a terminal."""
+    ends = pty.openpty()
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "LC_ALL": "C.UTF-8", "PS1": ""}
+    shell = subprocess.Popen(
+        words, stdin=ends[1], stdout=ends[1], stderr=ends[1], env=environ, cwd=home, close_fds=True
+    )
+    os.close(ends[1])
+    results = home / "results"
+    results.unlink(missing_ok=True)
+    try:
+        os.write(ends[0], f"{setup}\n".encode())
+        for number, line in enumerate(lines, 1):
+            # To the begin and to the end of the line: what stands there is written down instead of being run.
+            os.write(ends[0], f"{line}\t\x01{echo} '\x05' >> {results}\n".encode())
+            _wait(lambda count=number: results.exists() and results.read_text().count("\n") >= count, ends[0])
+        return [row.strip() for row in results.read_text().splitlines()]
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ends[0])
+
+
+def _wait(holds, terminal: int) -> None:
+    until, seen = time.monotonic() + SECONDS, b""
+    os.set_blocking(terminal, False)
+    while not holds():
+        with contextlib.suppress(BlockingIOError):
+            seen += os.read(terminal, 65536)
+        assert time.monotonic() < until, seen[-2000:]
+        time.sleep(0.01)
 
 
 def test_only_this_command_loads_the_scripts() -> None:
