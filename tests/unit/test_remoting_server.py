@@ -132,7 +132,7 @@ def test_who_ends_his_side_ends_the_connection_and_keeps_what_was_answered(serve
         client.socket.shutdown(socket.SHUT_WR)
         assert len(client.answer_to(large).body) == 5_000_000
         assert client.is_closed()
-    assert server.processor.cancelled[HANG] == 1
+    server.wait_for(lambda: server.processor.cancelled[HANG] == 1)
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -162,7 +162,7 @@ def test_a_stop_breaks_off_what_does_not_end(server: RemotingServing) -> None:
         server.wait_for(lambda: server.processor.begun[HANG] and server.processor.ended[SIZE])
         assert 1 < server.stop() < 4
         assert client.is_closed()
-    assert server.processor.cancelled[HANG] == 1
+    server.wait_for(lambda: server.processor.cancelled[HANG] == 1)
     assert [(line[1], line[2]["connections"]) for line in server.log.errors()] == [("remoting_cut_off", 2)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,8 @@ from indexd.storage.names import DataFiles, absolute, building_of
 _BATCHES_AHEAD = 8
 # Threads that decode; one more builds. More than two find nothing to do: building is in order.
 _WORKERS = 2
+# A read that takes longer waits for the newest frame to settle.
+_QUIET_SECONDS = 0.01
 # 40 MiB of entries.
 _ENTRIES_PER_SYNC = 2 << 20
 
@@ -156,7 +158,7 @@ def _build(
     try:
         with _Syncer(disk, pipeline) as syncer, ThreadPoolExecutor(1, "reader") as pool:
             try:
-                for item in _read_ahead(log, pool):
+                for item in _read_ahead(log, pool, syncer.while_quiet):
                     pipeline.build(item)
                     syncer.after_batch()
                     on_progress(pipeline.built.phy_offset - begin, total)
@@ -168,10 +170,15 @@ def _build(
     return log.unreadable
 
 
-def _read_ahead(log: WholeLog, pool: ThreadPoolExecutor) -> Iterator[Item]:
+def _read_ahead(log: WholeLog, pool: ThreadPoolExecutor, while_quiet: Callable[[], None]) -> Iterator[Item]:
     items = iter(log)
     reads = deque(pool.submit(next, items, None) for _ in range(_BATCHES_AHEAD))
-    while (item := reads.popleft().result()) is not None:
+    while True:
+        if not wait([reads[0]], _QUIET_SECONDS).done:
+            while_quiet()
+        item = reads.popleft().result()
+        if item is None:
+            return
         reads.append(pool.submit(next, items, None))
         yield item
 
@@ -193,7 +200,16 @@ class _Syncer(ThreadPoolExecutor):
         """Start a sync every so often; raises what the last one raised."""
         entries = self._index.entries
         if entries - self._synced_entries >= _ENTRIES_PER_SYNC and self.last.done():
-            self.last.result()
-            self._synced_entries = entries
-            files = [path for output in self._pipeline.outputs for path in output.unsynced.files()]
-            self.last = self.submit(sync_files, self._disk, files)
+            self._start()
+
+    def while_quiet(self) -> None:
+        """The reader lets the newest frame settle: write and sync what has to be written and synced anyway."""
+        if self.last.done():
+            self._index.publish()
+            self._start()
+
+    def _start(self) -> None:
+        self.last.result()
+        self._synced_entries = self._index.entries
+        files = [path for output in self._pipeline.outputs for path in output.unsynced.files()]
+        self.last = self.submit(sync_files, self._disk, files)
