@@ -61,7 +61,7 @@ def run(golden: Golden, store: Path, before: tuple[str, ...] = (), *more: object
 
 
 def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    leave = ("seconds", "store", "broker", "brokerAlive", "brokerPid", "manner")
+    leave = ("seconds", "store", "broker", "brokerAlive", "brokerPid")
     return [{key: row[key] for key in row if key not in leave} for row in rows if row["kind"] != "crash"]
 
 

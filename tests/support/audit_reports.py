@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from indexd.audit.causes import Cause, CrashCost, SegmentStart, StoreState
-from indexd.audit.plan import AuditPlan, BrokerFile
+from indexd.audit.plan import AuditPlan
 from indexd.audit.report import AuditReport
-from indexd.audit.result import Audit, FileSeen, FlavourRange, Gap, Hole
+from indexd.audit.result import Audit, BrokerFile, FlavourRange, Gap, Hole
 from indexd.findings import Finding
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.storage.lock import BrokerLock
@@ -52,12 +52,14 @@ class Made:
         """When the message at ``offset`` was stored, ms."""
         return NOON + (offset - self.begin) // _MESSAGE
 
-    def file(self, begin: int, end: int, name: str | None = None, entries: int | None = None) -> FileSeen:
+    def file(self, begin: int, end: int, name: str | None = None, entries: int | None = None) -> BrokerFile:
         """A file whose entries point to ``begin`` .. ``end``."""
         entries = (end - begin) // _MESSAGE * _KEYS if entries is None else entries
         name = name if name is not None else f"{20261120220000000 + (begin - self.begin) // _MESSAGE:017d}"
         times = (self.time(begin), self.time(end)) if entries else (0, 0)
-        return FileSeen(name, min(entries, LAYOUT.index_num - 1), begin, end, *times, entries // 2, entries // 2, 0, 0)
+        count = min(entries + 1, LAYOUT.index_num)
+        header = IndexHeader(*times, begin, end, entries // 2, count)
+        return BrokerFile(name, header, count, begin, end, count >= LAYOUT.index_num, used_slots=entries // 2)
 
     def add_hole(self, begin: int, size: int, cause: Cause) -> Hole:
         """Nothing of ``[begin, begin + size)`` is findable."""
@@ -109,7 +111,7 @@ class Made:
             self.begin,
             self.end,
             self.end,
-            tuple(_broker_file(file) for file in self.files),
+            tuple(self.files),
             (FlavourRange(0, "5.4"),),
             is_flavour_given=False,
             layout=LAYOUT,
@@ -139,8 +141,3 @@ def evenly(made: Made, count: int, size: int, causes: Sequence[Cause]) -> None:
     step = (made.end - made.begin) // max(count, 1)
     for number in range(count):
         made.add_hole(made.begin + number * step, size, causes[number % len(causes)])
-
-
-def _broker_file(file: FileSeen) -> BrokerFile:
-    is_full = file.entries >= LAYOUT.index_num - 1
-    return BrokerFile(file.name, IndexHeader(), file.entries + 1, file.begin, file.end, is_full)

@@ -174,7 +174,7 @@ def restart_of_killed_broker(store: Path) -> None:
 
 LAYOUT = IndexLayout(500, 2000)
 #: What a run says of itself alone.
-VOLATILE = ("seconds", "bytesRead", "resumedTasks", "manner")
+VOLATILE = ("seconds", "bytesRead", "resumedTasks")
 
 
 def wrong_store(store: Path) -> Config:

@@ -68,10 +68,8 @@ def audit_queues(config: Config, cuts: Sequence[int] = (), *, backwards: bool = 
     parts = [audit_task(task, Disk(), config) for task in tasks]
     parts = parts[::-1] if backwards else parts
     found = join(plan, parts)
-    gaps = [(gap.begin, gap.end) for gap in found.gaps]
     seen = [part.queues for part in parts if part.queues is not None]
-    bounds = (found.log_begin_now, found.log_end)
-    return join_queues(Disk(), config, bounds, gaps, seen, is_live=plan.is_live)
+    return join_queues(Disk(), config, found, seen, is_live=plan.is_live)
 
 
 def messages_of(config: Config) -> list[NaiveMessage]:

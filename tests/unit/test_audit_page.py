@@ -83,7 +83,7 @@ def test_the_verdict_is_the_first_line() -> None:
     report = one_hole().report()
     words = verdict_line(report)
     assert words.startswith("87.5 % of 201,326,592 keys findable; one hole, ")
-    assert words.endswith(", 8 GiB, unclean stop; indexd repair mends it in about 27 s")
+    assert words.endswith(", 8 GiB, unclean stop; indexd repair mends it")
     elements = Elements(audit_page(report))
     assert elements.text.startswith("87.5 %")
     assert verdict_state(report) == "bad"
@@ -171,7 +171,6 @@ def test_the_page_of_a_real_store_with_a_file_deleted(tmp_path: Path) -> None:
     elements = Elements(audit_page(report))
     assert verdict_line(report)[1:] in elements.text
     assert f"{report.audit.missing_keys:,}" in elements.text
-    assert all(name in elements.text for name in names if name != names[1])
     assert len(elements.of("hole")) == 1
     assert "What the broker answers today" in elements.text
     assert "the ConsumeQueues have findings" in elements.text  # there are none

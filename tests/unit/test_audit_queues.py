@@ -100,8 +100,10 @@ def test_a_fault(config: Config, fault: str) -> None:
     assert not found.is_sound
     (wrong,) = found.found
     assert f"consumequeue/{wrong.topic}/{wrong.queue_id}" == queue.name
-    assert any(text in f"at {one.position}: {one.text}" for one in wrong.findings), wrong.findings
-    assert all((store_of(config) / queue.name).is_dir() and one.file.startswith(queue.name) for one in wrong.findings)
+    assert any(text in f"at {one.position}: {one.text}" for one in wrong.findings.kept), wrong.findings.kept
+    assert all(
+        (store_of(config) / queue.name).is_dir() and one.file.startswith(queue.name) for one in wrong.findings.kept
+    )
     assert json.loads(json.dumps(found.rows()))[0]["queueId"] == 1
     assert f"  {queue.name}: " in found.lines()[1]
 
@@ -111,8 +113,8 @@ def test_a_file_that_is_gone(config: Config) -> None:
     queue.path(0).unlink()
     found = audit_queues(config)
     assert found.counts == {"unit-missing": 60}
-    assert found.found[0].findings[0].text.endswith(f"due for the message at {queue.messages[0].phy_offset}")
-    assert len(found.found[0].findings) == KEPT_MAX
+    assert found.found[0].findings.kept[0].text.endswith(f"due for the message at {queue.messages[0].phy_offset}")
+    assert len(found.found[0].findings.kept) == KEPT_MAX
 
 
 def test_a_queue_that_is_gone(config: Config) -> None:
@@ -120,7 +122,7 @@ def test_a_queue_that_is_gone(config: Config) -> None:
     shutil.rmtree(queue.folder)
     found = audit_queues(config)
     assert found.counts == {"queue-missing": len(queue.messages)}
-    assert found.found[0].findings[0].file == queue.name
+    assert found.found[0].findings.kept[0].file == queue.name
     topics = store_of(config) / "config" / "topics.json"
     topics.parent.mkdir()
     topics.write_text(json.dumps({"topicConfigTable": {"OrderPaid": {}}}))

@@ -4,13 +4,13 @@ The log is cut into stretches, the index files are given to the stretches that t
 task of its own: one process goes through them in order, Spark through many at once, and what they come to is the same.
 
 ``plan``     the index folder, which RocketMQ indexed each file, and tasks that together cover the whole log once
-``task``     one stretch of the log, decoded and compared; the rate of reading
-``check``    one file against itself; ``kernel`` walks its chains, compiled
+``task``     one stretch of the log, decoded and compared with files that are checked; the rate of reading
+``kernel``   chains of a file walked, compiled
 ``queues``   the ConsumeQueues beside the messages
 ``result``   what a task came to, and all together: holes, findings, totals
 ``causes``   why the keys of a hole are not findable; what a crash right now would cost
-``samples``  whether the broker's own query finds a sample of messages
-``report``   all of it composed, parts put together; finished tasks kept in a file, for an audit that is interrupted
+``report``   all of it composed, parts put together; whether the broker's own query finds a sample of messages; finished
+             tasks kept in a file, for an audit that is interrupted
 ``page``     all of it as sections of lines, for a terminal and for the HTML page
 """
 

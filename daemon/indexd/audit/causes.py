@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from indexd.audit.plan import AuditPlan, BrokerFile, index_folder
-from indexd.audit.result import Audit, FileSeen, Hole, Orphans
+from indexd.audit.plan import AuditPlan, index_folder
+from indexd.audit.result import Audit, BrokerFile, Hole, Orphans
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
@@ -120,23 +120,22 @@ class CrashCost:
 
     def lines(self) -> list[str]:
         """The same in words, one line as a rule."""
-        start, verb = _WHEN[self.when]
-        files = f"index/{self.thrown[0]}" if len(self.thrown) == 1 else f"{len(self.thrown)} index files"
-        throws = f"{start} {verb} throw away {files} with {self.keys:,} {'key' if self.keys == 1 else 'keys'}"
-        found = []
+        (start, verb), files = _WHEN[self.when], counted(len(self.thrown), "index file", "index files")
+        throws = f"{start} {verb} throw away {files} with {counted(self.keys, 'key', 'keys')}"
+        again = f"build again what stands from log byte {self.dispatch_offset} on"
+        kinds = (
+            (not self.thrown, f"{start} {verb} throw away no index file"),
+            (
+                not self.is_index_written,
+                f"{throws}, and nothing {verb} build them again: indexing is off in broker.conf",
+            ),
+            (not self.lost_keys, f"{throws} and build all of them again from log byte {self.dispatch_offset} on"),
+            (True, f"{throws}, {again}, and {self.lost_keys:,} keys {verb} be lost"),
+        )
+        found = [next(words for holds, words in kinds if holds)]
         if not self.has_checkpoint:
-            found.append(
-                "there is no checkpoint: an unclean start trusts no index file, and reads the log from its begin"
-            )
-        if not self.thrown:
-            found.append(f"{start} {verb} throw away no index file")
-        elif not self.is_index_written:
-            found.append(f"{throws}, and nothing {verb} build them again: indexing is off in broker.conf")
-        elif not self.lost_keys:
-            found.append(f"{throws} and build all of them again from log byte {self.dispatch_offset} on")
-        else:
-            again = f"build again what stands from log byte {self.dispatch_offset} on"
-            found.append(f"{throws}, {again}, and {self.lost_keys:,} keys {verb} be lost")
+            trusts = "there is no checkpoint: an unclean start trusts no index file, and reads the log from its begin"
+            found.insert(0, trusts)
         if self.lost_keys and self.when == "next-start":
             found.append("indexd repair before that start keeps them: the checkpoint then vouches for these files")
         return found
@@ -268,30 +267,20 @@ def hole_causes(audit: Audit, state: StoreState, config: Config) -> tuple[Cause,
     return tuple(judge.cause(hole) for hole in audit.holes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Around:
+class _Around(NamedTuple):
     # ``before`` ends before the hole, ``behind`` begins behind it; ``across`` has entries on both sides, ``inside`` are
     # all others that point into it. ``cut`` counts entries behind the hole's begin that are not there. ``orphans`` are
-    # of files that hold by themselves.
+    # of files that hold by themselves; of one wrong entry, its own message is the one whose key is missing. ``begin``:
+    # how the hole begins, in words.
     hole: Hole
-    before: FileSeen | None
-    behind: FileSeen | None
-    across: FileSeen | None
-    inside: tuple[FileSeen, ...]
-    cut: FileSeen | None
+    before: BrokerFile | None
+    behind: BrokerFile | None
+    across: BrokerFile | None
+    inside: tuple[BrokerFile, ...]
+    cut: BrokerFile | None
     orphans: tuple[Orphans, ...]
-
-    @property
-    def is_one_wrong_entry(self) -> bool:
-        # Its own message is the one whose key is missing.
-        orphans, hole = self.orphans, self.hole
-        return len(orphans) == 1 and hole.messages == 1 and orphans[0].low == orphans[0].high == hole.begin
-
-    def begin(self) -> str:
-        if self.before is None:
-            return "it begins where no index file points before it"
-        fill = "is full" if self.before.is_full else "is not full"
-        return f"it begins right behind index/{self.before.name}, which {fill}"
+    is_one_wrong_entry: bool
+    begin: str
 
 
 # What may be the cause, the first that holds: its name, whether it holds, and what speaks for it.
@@ -325,16 +314,25 @@ class _Judge:
         behind = [file for file in rest if file.begin >= hole.last]
         rest = [file for file in rest if file.begin < hole.last]
         across = [file for file in rest if file.begin <= hole.begin and file.end >= hole.last]
-        cut = [file for file in before if file.header_count > file.entries and file.header_end >= hole.begin]
-        orphans = [one for one in self._audit.orphans if one.low < hole.end and one.high >= hole.begin]
+        cut = [file for file in before if file.header.index_count > file.count]
+        cut = [file for file in cut if file.header.end_phy_offset >= hole.begin]
+        overlapping = [one for one in self._audit.orphans if one.low < hole.end and one.high >= hole.begin]
+        orphans = tuple(one for one in overlapping if one.name not in self._broken)
+        last = max(before, key=lambda one: (one.end, one.name), default=None)
+        begin = "with the log" if hole.begin == self._audit.log_begin else "at a message"
+        begin = f"it begins {begin}, and no index file stands before it"
+        if last is not None:
+            begin = f"it begins right behind index/{last.name}, which is {'full' if last.is_full else 'not full'}"
         return _Around(
             hole,
-            max(before, key=lambda one: (one.end, one.name), default=None),
+            last,
             min(behind, key=lambda one: (one.begin, one.name), default=None),
             across[-1] if across else None,
             tuple(file for file in rest if file not in across),
             cut[-1] if cut else None,
-            tuple(one for one in orphans if one.name not in self._broken),
+            orphans,
+            hole.messages == 1 and [(one.low, one.high) for one in orphans] == [(hole.begin, hole.begin)],
+            begin,
         )
 
     def _of_the_log(self, around: _Around) -> Cause | None:
@@ -389,8 +387,8 @@ class _Judge:
             (
                 "file-damaged",
                 cut,
-                f"index/{cut.name} counts {cut.header_count:,} entries up to log byte {cut.header_end}, and behind "
-                f"entry {cut.entries} there are only zeros"
+                f"index/{cut.name} counts {cut.header.entries:,} entries up to log byte {cut.header.end_phy_offset}, "
+                f"and behind entry {cut.entries} there are only zeros"
                 if cut
                 else "",
             ),
@@ -423,26 +421,23 @@ class _Judge:
     def _between(self, around: _Around) -> tuple[_Rules, list[str]]:
         # A hole with other files before and behind it, or with none before it.
         hole, before, behind = around.hole, around.before, around.behind
-        begin = around.begin()
-        if before is None:
-            at_begin = "with the log" if hole.begin == self._audit.log_begin else "at a message"
-            begin = f"it begins {at_begin}, and no index file stands before it"
         # Dispatching begins at a segment's first frame; the first message there with keys may stand further behind.
         last = behind.begin if behind is not None else hole.end
         segment = next((one.begin for one in self._state.segments if hole.end <= one.begin <= last), None)
         # Entry 1 counts from the end of the file that was the last one when it was put.
         difference, is_next, is_gone = behind.first_time_difference if behind is not None else 0, False, False
         if behind is not None and before is not None:
-            is_next = difference == time_difference(behind.begin_timestamp, before.end_timestamp)
+            is_next = difference == time_difference(behind.header.begin_timestamp, before.header.end_timestamp)
             is_gone = not is_next
         elif behind is not None and difference:
             # With nothing before it: a file that ended before the hole began has expired since.
-            is_gone = behind.begin_timestamp - 1000 * difference > hole.begin_timestamp
+            is_gone = behind.header.begin_timestamp - 1000 * difference > hole.begin_timestamp
         counts = ""
         if behind is not None and (is_next or difference):
-            that = f"index/{before.name}: that was the last file when it was begun" if is_next and before else ""
             gone = f"a file that is not here, which ended {difference:,} s before it"
-            counts = f"index/{behind.name} counts from the end of {that or gone}"
+            counts = (
+                f"index/{behind.name} counts from the end of {f'index/{before.name}' if is_next and before else gone}"
+            )
         files, rest = divmod(hole.keys, self._config.index.index_num - 1)
         many = counted(files, "index file", "index files")
         fills = f"{hole.keys:,} keys fill exactly {many}" if files and not rest else ""
@@ -470,12 +465,12 @@ class _Judge:
             ("index-off", is_begun, "the file behind it counts from the end of no file: the index was begun there"),
             ("unknown", True, ""),
         )
-        return rules, [begin, counts]
+        return rules, [around.begin, counts]
 
     def _tail(self, around: _Around) -> tuple[_Rules, list[str]]:
         # A hole behind which no key is findable: the broker is about to index it, or it is not. How far the broker has
         # dispatched stands in the checkpoint: it builds its ConsumeQueues and its index in one go (spec 4.1, 6.1).
-        state, hole, before, begin = self._state, around.hole, around.before, around.begin()
+        state, hole, before, begin = self._state, around.hole, around.before, around.begin
         checkpoint, is_full = state.checkpoint or StoreCheckpoint(), before is not None and before.is_full
         if not writes_index(self._config.broker, self._flavour):
             return (("index-off", True, f"{index_key(self._flavour)} is false in broker.conf"),), [begin]

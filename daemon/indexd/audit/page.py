@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from indexd.audit.report import NO_MESSAGE, AuditReport
 from indexd.config.units import printable
 from indexd.findings import Finding
 from indexd.pages.report import Section, render_report
-from indexd.pages.wording import show_duration, show_local, show_number, show_size
+from indexd.pages.wording import show_local, show_number, show_size
 
 MEANINGS = {
     "chain-forward": "a chain turns back on itself: older entries behind this place are not found",
@@ -49,8 +49,6 @@ MEANINGS = {
 _PENDING = "not-dispatched-yet"
 _COLOURS = {_PENDING: "pending"}
 State = Literal["good", "warn", "bad"]
-# A repair reads what it builds about so often, building and checking, at the rate of this audit.
-_READS = 2
 _CUTS_SHOWN = 5
 _FINDINGS_SHOWN, _HOLES_SHOWN = 10, 20
 # Rows of a table, and what is drawn of each kind; texts are cut where they are long.
@@ -69,10 +67,8 @@ def sections(
     report: AuditReport, size_words: Callable[[float], str] = show_size, time_words: Callable[[int], str] = show_local
 ) -> list[Section]:
     """Everything but the verdict."""
-    crash, said = report.crash, []
-    for line in crash.lines() if not report.entries_without_log else ():  # else nothing can be said
-        before = crash.dispatch_timestamp if crash.lost_keys and line.endswith("lost") else None
-        said.append(f"crash: {line}" + (f": of what was stored before {time_words(before)}" if before else ""))
+    # Without a message nothing can be said of a crash.
+    said = [f"crash: {line}" for line in report.crash.lines()] if not report.entries_without_log else []
     measured = [broker_line(report), flavour_line(report), *coverage_lines(report, size_words)]
     found = [
         Section("Holes", list(_hole_lines(report, size_words, time_words))),
@@ -136,10 +132,10 @@ def verdict_state(report: AuditReport) -> State:
 def verdict_line(report: AuditReport) -> str:
     """One line: how many keys are findable, the hole or the largest of the holes, and what to do."""
     audit = report.audit
+    findable = "keys that could be read are findable" if audit.gaps else "keys findable"
+    parts = [f"all {audit.keys:,} {findable}" if audit.keys else "the log has no keys to be found"]
     if report.entries_without_log:
         parts = [NO_MESSAGE.format(report.entries_without_log)]
-    elif not audit.keys:
-        parts = ["the log has no keys to be found"]
     elif audit.missing_keys:
         parts = [f"{show_findable(report)} of {audit.keys:,} keys findable"]
         for number in _largest(report, 1):
@@ -147,29 +143,20 @@ def verdict_line(report: AuditReport) -> str:
             many = "one hole" if audit.hole_count == 1 else f"{audit.hole_count:,} holes, the largest"
             span = f"{show_local(hole.begin_timestamp)} to {show_local(hole.end_timestamp)}"
             parts.append(f"{many}, {span}, {show_size(hole.size)}, {cause.words}")
-    elif audit.gaps:
-        parts = [f"all {audit.keys:,} keys that could be read are findable"]
-    else:
-        parts = [f"all {audit.keys:,} keys findable" if audit.keys > 1 else "the one key is findable"]
     for is_missing, words in ((True, "missing from the middle of the log"), (False, "of the log not readable")):
         gaps = [gap for gap in audit.gaps if gap.is_missing == is_missing]
-        entries = sum(gap.entries for gap in gaps)
-        named = f", and {entries:,} {'entry names' if entries == 1 else 'entries name'} messages there"
-        size = show_size(sum(gap.end - gap.begin for gap in gaps))
-        parts += [f"{size} {words}{named if entries else ''}"] if gaps else []
+        if gaps:
+            size, entries = show_size(sum(gap.end - gap.begin for gap in gaps)), sum(gap.entries for gap in gaps)
+            parts.append(f"{size} {words}, and {entries:,} entries name messages there")
     if audit.index_findings:
         parts.append(f"{show_count(audit.index_findings, 'finding')} in the index files")
     elif not audit.missing_keys and not audit.gaps:
         parts.append("nothing wrong in the index files")
     if report.queues is not None and not report.queues.is_sound:
         parts.append("the ConsumeQueues have findings")
-    holes = zip(audit.holes, report.causes, strict=True)
-    size_left = sum(hole.size for hole, cause in holes if cause.what not in {_PENDING, *LOG_CAUSES})
-    if size_left and report.bytes_read and report.seconds > 0:
-        what = "the rest" if any(cause.what in LOG_CAUSES for cause in report.causes) else "it"
-        seconds = _READS * size_left * report.seconds / report.bytes_read
-        rounded = round(seconds) if seconds < 60 else round(seconds / 60) * 60
-        parts.append(f"indexd repair mends {what} in about {show_duration(1000 * rounded) if rounded else 'a second'}")
+    whats = {cause.what for cause in report.causes}
+    if whats - {_PENDING, *LOG_CAUSES}:
+        parts.append(f"indexd repair mends {'the rest' if whats & LOG_CAUSES else 'it'}")
     return "; ".join(parts)
 
 
@@ -198,15 +185,12 @@ def flavour_line(report: AuditReport) -> str:
 def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = show_size) -> Iterator[str]:
     """What was read and compared, and what could not be."""
     found = report.audit
-    parts = [
-        f"covered: {printable(report.store)}, log bytes {found.log_begin} to {found.log_end} "
-        f"({size_words(found.log_size)}, {show_count(found.messages, 'message')}), "
-        f"{show_count(len(found.files), 'index file')}, {found.entries:,} entries compared, in {report.seconds:.2f} s"
-        + (f" ({', '.join(report.manner)})" if report.manner else "")
-    ]
-    tasks = show_count(len(report.plan.tasks), "task")
     more = (
-        (report.resumed_tasks, f"{report.resumed_tasks:,} of {tasks} taken over from an earlier run"),
+        (True, f"{found.entries:,} entries compared, in {report.seconds:.2f} s"),
+        (
+            report.resumed_tasks,
+            f"{report.resumed_tasks:,} of {show_count(len(report.plan.tasks), 'task')} taken over from an earlier run",
+        ),
         (
             found.expired_entries,
             f"{found.expired_entries:,} entries point before the log begins: their messages have expired",
@@ -215,9 +199,13 @@ def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = sho
             found.log_begin_now > found.log_begin,
             f"its beginning has expired meanwhile: the log begins at {found.log_begin_now} now",
         ),
-        (found.unreadable is not None, f"behind its end stands {printable(found.unreadable or '')}"),
+        (found.unreadable, f"behind its end stands {printable(found.unreadable or '')}"),
     )
-    yield "; ".join([*parts, *(words for holds, words in more if holds)])
+    yield (
+        f"covered: {printable(report.store)}, log bytes {found.log_begin} to {found.log_end} "
+        f"({size_words(found.log_size)}, {show_count(found.messages, 'message')}), "
+        f"{show_count(len(found.files), 'index file')}, {'; '.join(words for holds, words in more if holds)}"
+    )
     for gap in found.expired[:_CUTS_SHOWN]:
         yield f"not covered: log bytes {gap.begin} to {gap.end}: they expired before they could be read"
     for gap in found.gaps[:_CUTS_SHOWN]:
@@ -262,7 +250,7 @@ def audit_page(report: AuditReport) -> str:
             (show_number(len(audit.files)), "index files"),
         ],
         plot=_plot(report) if audit.log_end > audit.log_begin else None,
-        sections=[*sections(report), _files(report)],
+        sections=sections(report),
         footer=f"times on the clock of the machine that audited ({now.tm_zone}, {time.strftime('UTC%z', now)})",
     )
 
@@ -296,25 +284,3 @@ def _plot(report: AuditReport) -> dict[str, Any]:
         "silences": [(at(gap.begin), at(gap.end)) for gap in audit.gaps[:_ROWS_MAX]],
         "ticks": [(0, f"byte {audit.log_begin:,}"), (100, f"{audit.log_end:,}")],
     }
-
-
-def _files(report: AuditReport) -> Section:
-    # Those with findings and the newest, in the order of their names.
-    wrong = Counter(finding.file.removeprefix("index/") for finding in report.audit.findings)
-    shown = sorted(
-        report.audit.files, key=lambda one: (not (wrong[one.name] or one.unreachable), one.name), reverse=True
-    )
-    shown = sorted(shown[-_ROWS_MAX:], key=lambda one: one.name)
-    rows = [
-        (
-            file.name,
-            *(f"{number:,}" for number in (file.entries, wrong[file.name], file.unreachable, file.expired)),
-            f"{show_local(file.begin_timestamp)} to {show_local(file.end_timestamp)}" if file.entries else "-",
-            f"{file.begin:,} to {file.end:,}" if file.entries else "-",
-        )
-        for file in shown
-    ]
-    more = len(report.audit.files) - len(rows)
-    words = [f"And {more:,} more, older ones or without a finding."] if more else []
-    columns = ("name", ">entries", ">findings", ">lost links", ">expired", ">stored", ">log bytes")
-    return Section("Index files", words if rows else ["There is none."], columns, rows)

@@ -16,24 +16,23 @@ moment to index what stands before that, and only then the index is looked at: s
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from indexd.audit.result import FlavourRange
+from indexd.audit.result import BrokerFile, FlavourRange
 from indexd.commitlog import segments
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.lookup import LogView
-from indexd.commitlog.segments import SegmentList, list_segments
+from indexd.commitlog.segments import list_segments
 from indexd.compare.index import numbered
 from indexd.config import Config
 from indexd.config.units import RemotePath
@@ -46,41 +45,7 @@ from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import look_at_lock
 from indexd.storage.names import INDEX_DIGITS
 
-# What Java's Long.parseLong takes: a broker opens a file of such a name as an index file, and makes it one in size.
-_JAVA_LONG = re.compile(r"[+-]?\d{1,19}")
 _SAMPLES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerFile:
-    """An index file of the broker. ``header`` as in memory, ``count`` what it may be believed to hold, as a number.
-
-    Entries 1 .. ``count`` - 1 point to physical offsets ``begin`` .. ``end``, both included; those that do not are no
-    entries that a broker wrote there. An empty file has ``begin`` 0 and ``end`` -1. ``is_readable`` is False for a
-    file of another size: the broker reads such a one as what it is not.
-    """
-
-    name: str
-    header: IndexHeader
-    count: int
-    begin: int
-    end: int
-    is_full: bool
-    is_readable: bool = True
-
-    @property
-    def path(self) -> str:
-        """What findings call it: its path inside the store."""
-        return f"index/{self.name}"
-
-    @property
-    def entries(self) -> int:
-        """How many entries it may be believed to hold."""
-        return self.count - 1
-
-    def points_into(self, begin: int, end: int) -> bool:
-        """Whether entries of it may point into ``[begin, end)``."""
-        return self.is_readable and self.begin < end and self.end >= begin
 
 
 class ScatteredDisk(Disk):
@@ -105,20 +70,21 @@ def scattered(disk: Disk) -> Disk:
 class LogProbe:
     """Looks at single places of the log: whether a frame begins there, and where it ends."""
 
-    def __init__(self, disk: Disk, log: SegmentList) -> None:
-        self._disk, self._log = disk, log
+    def __init__(self, disk: Disk, config: Config) -> None:
+        self._disk = disk
+        self.log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
 
     def frame_end(self, phy_offset: int) -> int | None:
         """Where the frame at ``phy_offset`` ends; None when none stands there that says so itself."""
-        segment = self._log.at(phy_offset)
-        with FrameReader(self._disk, self._log) as frames:
-            frame = frames.evidence(phy_offset) if segment is not None else None
-        is_frame = frame is not None and segment is not None and phy_offset + frame.size <= segment.end
+        segment = self.log.at(phy_offset)
+        with FrameReader(self._disk, self.log) as frames:
+            frame = frames.evidence(phy_offset)
+        is_frame = segment is not None and frame is not None and phy_offset + frame.size <= segment.end
         return phy_offset + frame.size if is_frame and frame is not None else None
 
     def aligned(self, phy_offset: int) -> int:
         """From where messages at ``phy_offset`` and behind are read: there, if a frame is, else from its segment on."""
-        segment = self._log.at(phy_offset)
+        segment = self.log.at(phy_offset)
         return phy_offset if segment is None or self.frame_end(phy_offset) is not None else segment.base
 
 
@@ -152,7 +118,7 @@ def list_index(disk: Disk, folder: Path, notes: Findings | None = None) -> dict[
     """
     try:
         sizes = {name: stamp.size for name, stamp in disk.stamps(folder).items()}
-        folders = disk.list_dirs(folder)
+        names = [*sizes, *(f"{name}/" for name in disk.list_dirs(folder))]
     except DiskError as error:
         if not error.is_missing:
             raise
@@ -161,17 +127,10 @@ def list_index(disk: Disk, folder: Path, notes: Findings | None = None) -> dict[
             raise UnsafeStoreError(f"{folder} is a file, and a broker has a folder there", hint) from None
         return {}
     if notes is not None:
-        for name in [*(name for name in sizes if not is_index_file(name)), *folders]:
-            notes.add(f"index/{name}", 0, "file-foreign", _foreign(name, is_folder=name in folders))
+        for name in names:
+            if not is_index_file(name):
+                notes.add(f"index/{name.rstrip('/')}", 0, "file-foreign", "no index file; move it elsewhere")
     return {name: size for name, size in sorted(sizes.items()) if is_index_file(name)}
-
-
-def _foreign(name: str, *, is_folder: bool) -> str:
-    if not _JAVA_LONG.fullmatch(name):
-        return "no index file; a broker logs an error and leaves it alone"
-    if is_folder:
-        return "a folder whose name is a number: a broker that meets it fails to load its index"
-    return "no index file, but its name is a number: a broker opens it as one and gives it the size of one"
 
 
 def look_at(
@@ -279,8 +238,8 @@ def _believed(entry: int, header: int, probe: LogProbe, beside: float, *, is_beg
 FLAVOUR_NAMES = ("3.x", "4.7", "5.4")
 # Windows that are sampled in all, but so many of each file at least and at most.
 _WINDOWS, _WINDOWS_MIN, _WINDOWS_MAX = 512, 2, 8
-# Entries of a window; the larger one where messages have so many keys that none is whole in the smaller.
-_WINDOW_SIZES = (64, 4096)
+# Entries of a window, of which so many messages are looked at.
+_WINDOW_ENTRIES, _WINDOW_MESSAGES = 4096, 32
 
 
 def flavour_at(eras: Sequence[FlavourRange], phy_offset: int) -> str:
@@ -317,22 +276,18 @@ def _sample(
     votes: Counter[str] = Counter()
     with MissingOk(), disk.open_read(folder / file.name) as opened:
         low = first_entry_at(opened, layout, 1, file.count, max(file.begin, lookup.log.min_offset or 0))
-        for number in range(windows):
-            for size in _WINDOW_SIZES:
-                first = low + max(file.count - low - size, 0) * number // max(windows - 1, 1)
-                entries = numbered(read_entries(opened, layout, first, min(size, file.count - first)), first)
-                pairs = zip(entries.phy_offset.tolist(), entries.key_hash.tolist(), strict=True)
-                if _count(list(pairs), lookup, votes):
-                    break
-            if first + size >= file.count and first == low:
-                break
+        for first in sorted({*np.linspace(low, max(file.count - _WINDOW_ENTRIES, low), windows, dtype=int).tolist()}):
+            entries = numbered(read_entries(opened, layout, first, min(_WINDOW_ENTRIES, file.count - first)), first)
+            pairs = zip(entries.phy_offset.tolist(), entries.key_hash.tolist(), strict=True)
+            runs = groupby(pairs, key=lambda pair: pair[0])
+            found = [(offset, [key_hash for _, key_hash in run]) for offset, run in islice(runs, _WINDOW_MESSAGES)]
+            _count(found, lookup, votes)
     return votes
 
 
-def _count(pairs: Sequence[tuple[int, int]], lookup: LogView, votes: Counter[str]) -> bool:
-    # Whether any message is whole: the first and the last may go on beside the window, and so may one beside an entry
-    # that belongs to no message, for that entry may have been its own.
-    runs = [(offset, [key_hash for _, key_hash in run]) for offset, run in groupby(pairs, key=lambda pair: pair[0])]
+def _count(runs: Sequence[tuple[int, list[int]]], lookup: LogView, votes: Counter[str]) -> None:
+    # The first and the last message may go on beside the window, and so may one beside an entry that belongs to no
+    # message, for that entry may have been its own: they say nothing.
     messages = [lookup.at(offset) if offset >= 0 else None for offset, _ in runs]
     wanted = [_keys(one) if isinstance(one, Message) else None for one in messages]
     is_own = [keys is not None and set(run) <= set(keys[-1]) for (_, run), keys in zip(runs, wanted, strict=True)]
@@ -341,7 +296,6 @@ def _count(pairs: Sequence[tuple[int, int]], lookup: LogView, votes: Counter[str
         if keys is not None and all(is_own[at - 1 : at + 2]) and runs[at - 1][0] < offset < runs[at + 1][0]:
             fits = [name for name, hashes in zip(FLAVOUR_NAMES, keys, strict=True) if hashes == runs[at][1]]
             votes.update(fits if len(fits) < len(FLAVOUR_NAMES) else ())
-    return len(runs) > 2
 
 
 def _keys(message: Message) -> list[list[int]]:
@@ -433,17 +387,18 @@ def plan_audit(
     are further offsets at which messages begin; ``eras``, if given, are not asked for. Raises UsageError,
     UnsafeStoreError, MissingStoreError, DiskError.
     """
-    folder, layout, store, disk = folder or index_folder(config), layout_of(config), config.store, scattered(disk)
-    log = list_segments(disk, store.commit_log_directories, store.segment_size)
+    folder, layout, store = folder or index_folder(config), layout_of(config), config.store.store
+    disk = scattered(disk)
+    probe = LogProbe(disk, config)
+    log = probe.log
     log_begin, log_end = log.min_offset or 0, log.segments[-1].end if log.segments else 0
-    live = store.store is not None and is_live(store.store)
+    live = store is not None and is_live(store)
     written = segments.log_end(disk, log, log_begin)
     if live:
         _wait_for_dispatch(disk, folder, written)
     findings = Findings()
     sizes = list_index(disk, folder, findings)
     is_given = all(config.provenance.get(key, _DEFAULT) != _DEFAULT for key in ("hash_slot_num", "index_num"))
-    probe = LogProbe(disk, log)
     files = look_at(disk, folder, sizes, layout, probe, is_layout_given=is_given)
     note_names(files, sizes, layout, findings)
     if live:
@@ -455,7 +410,7 @@ def plan_audit(
     eras = eras or (FlavourRange(0, config.index.flavour),)
     plan = AuditPlan(folder, log_begin, log_end, written, tuple(files), tuple(eras), given, layout, is_live=live)
     plan.findings = findings
-    _cut(plan, log, probe, size, cuts)
+    _cut(plan, probe, size, cuts)
     return plan
 
 
@@ -471,14 +426,14 @@ def _wait_for_dispatch(disk: Disk, folder: Path, log_end: int) -> None:
         time.sleep(_PAUSE)
 
 
-def _cut(plan: AuditPlan, log: SegmentList, probe: LogProbe, size: int | None, cuts: Sequence[int]) -> None:
+def _cut(plan: AuditPlan, probe: LogProbe, size: int | None, cuts: Sequence[int]) -> None:
     files = [file for file in plan.files if file.is_readable and file.entries]
     # Where a stretch begins, and from where its first message is reached.
     aligned = {plan.log_begin: plan.log_begin}
     for offset in (*(file.begin for file in files), *(era.begin for era in plan.eras), *cuts):
         if plan.log_begin < offset < plan.log_end:
             aligned[offset] = probe.aligned(offset)
-    for segment in log.segments:
+    for segment in probe.log.segments:
         before = max(begin for begin in aligned if begin <= segment.base)
         wanted = size if any(file.points_into(segment.base, segment.end) for file in files) else 0
         if wanted is not None and segment.base - before >= wanted and segment.base < plan.log_end:

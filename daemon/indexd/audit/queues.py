@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +32,13 @@ from indexd.consumequeue.format import (
     queue_folders,
 )
 from indexd.errors import DiskError, MissingOk, UnsafeStoreError
-from indexd.findings import Finding
+from indexd.findings import Finding, Findings
 from indexd.pages.wording import show_name
 from indexd.storage.disk import Disk
 from indexd.storage.page_cache import ReadPages
+
+if TYPE_CHECKING:
+    from indexd.audit.result import Audit
 
 FOLDER = "consumequeue"
 LMQ_PREFIX = "%LMQ%"
@@ -66,34 +68,29 @@ Columns = tuple[NDArray[np.int64], ...]
 
 @dataclass(slots=True)
 class QueueSeen:
-    """One queue: ranges of queue offsets that messages have, how many differences of each kind, the first in words."""
+    """One queue: ranges of queue offsets that messages have, and what differs, of each kind the first in words."""
 
     topic: str
     queue_id: int
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
 
-    @property
-    def total(self) -> int:
-        """How many differences it has."""
-        return self.counts.total()
-
-    def add(self, findings: Iterator[Finding], what: str, count: int) -> None:
-        """So many more of a kind; ``findings`` are made as far as there is room."""
-        if count:
-            self.findings += islice(findings, max(KEPT_MAX - self.counts[what], 0))
-            self.counts[what] += count
+    def note(self, file_size: int, place: int, at: int, what: str, text: str) -> None:
+        """Something is wrong with byte ``at`` of unit ``place``."""
+        position = place * UNIT_SIZE
+        path = f"{FOLDER}/{self.topic}/{self.queue_id}/{file_name(position // file_size * file_size)}"
+        self.findings.add(path, position % file_size + at, what, f"unit {place}: {text}")
 
     def to_json(self) -> dict[str, Any]:
         """A line of ``--json``."""
-        row = {
+        return {
             "kind": "queue",
             "topic": self.topic,
             "queueId": self.queue_id,
-            "counts": dict(sorted(self.counts.items())),
+            "counts": dict(sorted(self.findings.counts.items())),
+            "differences": len(self.findings),
+            "findings": [asdict(finding) for finding in self.findings.kept],
         }
-        return row | {"differences": self.total, "findings": [asdict(finding) for finding in self.findings]}
 
 
 @dataclass(slots=True)
@@ -179,10 +176,11 @@ class QueueMatcher:
             "unit-tags-code": is_same & ~is_ext & (tags != tags_codes),
         }
         for what, wrong in masks.items():
-            (at, text), kept = _KINDS[what], np.flatnonzero(wrong)[:KEPT_MAX]
-            facts = zip(*(column[kept].tolist() for column in (*columns, there, size, tags)), strict=True)
-            found = [_finding(self._file_size, queue, row[2], at, what, text.format(*row)) for row in facts]
-            queue.add(iter(found), what, int(wrong.sum()))
+            at, text = _KINDS[what]
+            kept = np.flatnonzero(wrong)[: max(KEPT_MAX - queue.findings.counts[what], 0)]
+            queue.findings.count(what, int(wrong.sum()) - len(kept))
+            for row in zip(*(column[kept].tolist() for column in (*columns, there, size, tags)), strict=True):
+                queue.note(self._file_size, row[2], at, what, text.format(*row))
 
     def _read(self, folder: Path, begin: int, end: int) -> Units:
         # Units [begin, end) of a queue; zeros where there are none.
@@ -199,11 +197,15 @@ class QueueMatcher:
         return data.view(UNIT_TYPE)
 
 
-def _finding(file_size: int, queue: QueueSeen, place: int, at: int, what: str, text: str) -> Finding:
-    # What is wrong with byte ``at`` of unit ``place``.
-    position = place * UNIT_SIZE
-    path = f"{FOLDER}/{queue.topic}/{queue.queue_id}/{file_name(position // file_size * file_size)}"
-    return Finding(path, position % file_size + at, what, f"unit {place}: {text}")
+def first_of_each(findings: Iterable[Finding], most: int, *, by_file: bool) -> list[Finding]:
+    """So many of each kind, or of each kind and file, in the order of their places."""
+    rooms, found = Counter[tuple[str, str]](), []
+    for one in sorted(findings, key=lambda one: (one.file, one.position, one.what, one.text)):
+        kind = (one.file if by_file else "", one.what)
+        rooms[kind] += 1
+        if rooms[kind] <= most:
+            found.append(one)
+    return found
 
 
 def _is_written(units: Units) -> NDArray[np.bool_]:
@@ -275,10 +277,7 @@ class QueuesAudit:
     @property
     def counts(self) -> dict[str, int]:
         """Differences by kind, of all queues."""
-        counts: Counter[str] = Counter()
-        for queue in self.found:
-            counts.update(queue.counts)
-        return dict(sorted(counts.items()))
+        return dict(sorted(sum((queue.findings.counts for queue in self.found), Counter[str]()).items()))
 
     def rows(self) -> list[dict[str, Any]]:
         """Lines of ``--json``: one a queue with differences, and the summary."""
@@ -310,12 +309,8 @@ class QueuesAudit:
             said = f"{len(self.found):,} of {self.queues:,} queues differ from the log: {kinds}"
         lines = [f"ConsumeQueues: {said}"]
         for queue in self.found[:_WORST_SAID]:
-            first = f", first {queue.findings[0].text}" if queue.findings else ""
-            lines.append(
-                f"  {FOLDER}/{show_name(queue.topic, _TOPIC_LONGEST)}/{queue.queue_id}: {queue.total:,}{first}"
-            )
-        if len(self.found) > _WORST_SAID:
-            lines.append(f"  and {len(self.found) - _WORST_SAID:,} queues more")
+            name, first = f"{FOLDER}/{show_name(queue.topic, _TOPIC_LONGEST)}/{queue.queue_id}", queue.findings.kept[0]
+            lines.append(f"  {name}: {len(queue.findings):,}, first {first.text}")
         left_out = (
             (self.skipped_messages, "messages of BatchConsumeQueues, LMQs and topics without a folder"),
             (self.skipped_queues, "LMQs"),
@@ -329,34 +324,20 @@ class QueuesAudit:
         return lines
 
 
-def join_queues(
-    disk: Disk,
-    config: Config,
-    bounds: tuple[int, int],
-    gaps: Sequence[tuple[int, int]],
-    parts: Sequence[QueuesSeen],
-    *,
-    is_live: bool,
-) -> QueuesAudit:
-    """Put together what the stretches came to, and look at units that no message of the log has.
+def join_queues(disk: Disk, config: Config, audit: Audit, parts: Sequence[QueuesSeen], *, is_live: bool) -> QueuesAudit:
+    """Put together what the ranges of ``audit`` came to, and look at units that no message of the log has.
 
-    ``bounds``: where the log begins now, and where it ends; a broker that ``is_live`` goes on behind that. ``gaps`` of
-    it could not be read. Raises DiskError.
+    A broker that ``is_live`` goes on behind the end of the log. Raises DiskError.
     """
     store, file_size = config.store.store, config.store.consume_queue_file_size
     assert store is not None
-    found = QueuesAudit(
-        messages=sum(part.messages for part in parts),
-        skipped_messages=sum(part.skipped_messages for part in parts),
-    )
-    queues: dict[str, QueueSeen] = {}
+    messages, skipped = sum(part.messages for part in parts), sum(part.skipped_messages for part in parts)
+    found, queues = QueuesAudit(messages=messages, skipped_messages=skipped), dict[str, QueueSeen]()
     for name, later in ((name, queue) for part in parts for name, queue in part.queues.items()):
         queue = _queue(queues, name)
-        for what, count in later.counts.items():
-            queue.add((one for one in later.findings if one.what == what), what, count)
+        queue.findings.merge(later.findings)
         queue.ranges = _merged([*queue.ranges, *later.ranges])
     folders, batch_topics = queue_folders(disk, store / FOLDER), _batch_topics(disk, store)
-    known = _known_topics(disk, store / "config" / "topics.json")
     for folder, sizes in folders.items():
         if folder.parent.name.startswith(LMQ_PREFIX) or folder.parent.name in batch_topics:
             found.skipped_queues += 1
@@ -365,25 +346,25 @@ def join_queues(
         for base, size in sorted(sizes.items()):
             if size != file_size and (size or base != max(sizes)):  # the broker removes one that it had no time to fill
                 text = f"its file has {size} bytes, not {file_size}"
-                finding = _finding(file_size, queue, base // UNIT_SIZE, 0, "queue-file-size", text)
-                queue.add(iter([finding]), finding.what, 1)
+                queue.note(file_size, base // UNIT_SIZE, 0, "queue-file-size", text)
             for place, units in _units_outside(disk, folder / file_name(base), base, size, queue.ranges):
-                _judge_rest(file_size, queue, place, units, found, bounds, gaps, is_live=is_live)
+                _judge_rest(file_size, queue, place, units, found, audit, is_live=is_live)
+    known = _known_topics(disk, store / "config" / "topics.json")
     for name, queue in queues.items():
-        if store / FOLDER / name in folders or not queue.total:
+        if store / FOLDER / name in folders or not len(queue.findings):
             continue
+        count, queue.findings = len(queue.findings), Findings()
         if known is not None and queue.topic not in known:
-            found.deleted[queue.topic] = found.deleted.get(queue.topic, 0) + queue.total
-            queue.counts.clear()
+            found.deleted[queue.topic] = found.deleted.get(queue.topic, 0) + count
         else:
             text = "the queue is not there, and the log has messages of it"
-            queue.findings, queue.counts = [], Counter({"queue-missing": queue.total})
-            queue.findings.append(Finding(f"{FOLDER}/{name}", 0, "queue-missing", text))
+            queue.findings.add(f"{FOLDER}/{name}", 0, "queue-missing", text)
+            queue.findings.count("queue-missing", count - 1)
     found.queues = len(queues) - len(found.deleted)
     for queue in queues.values():
-        queue.findings.sort(key=lambda one: (one.file, one.position, one.what))
-    worst = sorted(queues.values(), key=lambda queue: (-queue.total, queue.topic, queue.queue_id))
-    found.found = tuple(queue for queue in worst if queue.total)
+        queue.findings.kept = first_of_each(queue.findings.kept, KEPT_MAX, by_file=False)
+    worst = sorted(queues.values(), key=lambda queue: (-len(queue.findings), queue.topic, queue.queue_id))
+    found.found = tuple(queue for queue in worst if len(queue.findings))
     return found
 
 
@@ -417,25 +398,18 @@ def _units_outside(
 
 
 def _judge_rest(
-    file_size: int,
-    queue: QueueSeen,
-    place: int,
-    units: Units,
-    found: QueuesAudit,
-    bounds: tuple[int, int],
-    gaps: Sequence[tuple[int, int]],
-    *,
-    is_live: bool,
+    file_size: int, queue: QueueSeen, place: int, units: Units, found: QueuesAudit, audit: Audit, *, is_live: bool
 ) -> None:
     # Units that no message of the log has.
     rows = np.flatnonzero(_is_written(units))
     there = units["phy_offset"][rows].astype(np.int64)
-    is_expired, in_gap = (there >= 0) & (there < bounds[0]), np.zeros(len(there), dtype=np.bool_)
-    for begin, end in gaps:
-        in_gap |= (there >= begin) & (there < end)
+    is_expired, in_gap = (there >= 0) & (there < audit.log_begin_now), np.zeros(len(there), dtype=np.bool_)
+    for gap in audit.gaps:
+        in_gap |= (there >= gap.begin) & (there < gap.end)
     found.expired_units += int(is_expired.sum())
     found.left_out_units += int((in_gap & ~is_expired).sum())
-    wrong = ~is_expired & ~in_gap & ~((there >= bounds[1]) & is_live)
-    facts = zip((rows[wrong] + place).tolist(), there[wrong].tolist(), strict=True)
-    text, what = "points to {}, where the log has no message of this place", "unit-without-message"
-    queue.add((_finding(file_size, queue, at, 0, what, text.format(phy)) for at, phy in facts), what, int(wrong.sum()))
+    wrong = np.flatnonzero(~is_expired & ~in_gap & ~((there >= audit.log_end) & is_live))
+    for row in wrong[:KEPT_MAX].tolist():
+        text = f"points to {there[row]}, where the log has no message of this place"
+        queue.note(file_size, int(rows[row]) + place, 0, "unit-without-message", text)
+    queue.findings.count("unit-without-message", max(len(wrong) - KEPT_MAX, 0))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from indexd.audit.queues import QueuesSeen
 from indexd.commitlog.reader import SEGMENTS_MISSING
 from indexd.findings import Finding, Findings
+from indexd.index.format import IndexHeader
 
 #: So many of the largest holes are kept; all are counted.
 HOLES_MAX = 1000
@@ -83,6 +84,11 @@ class Hole:
         }
 
 
+def largest(holes: list[Hole]) -> set[Hole]:
+    """Those that are kept of too many."""
+    return set(sorted(holes, key=lambda hole: (-hole.keys, -hole.messages, hole.begin))[:HOLES_MAX])
+
+
 @dataclass(slots=True)
 class Holes:
     """The holes of a stretch of the log in order; None stands for findable messages between them.
@@ -117,7 +123,7 @@ class Holes:
     def prune(self) -> None:
         """Keep what may go on at both ends, and the largest of the others."""
         inner = [hole for hole in self.runs[1:-1] if hole is not None]
-        kept = set(sorted(inner, key=lambda hole: (-hole.keys, -hole.messages, hole.begin))[:HOLES_MAX])
+        kept = largest(inner)
         self.dropped += len(inner) - len(kept)
         runs, self.runs = self.runs, []
         for at, run in enumerate(runs):
@@ -144,28 +150,43 @@ class Holes:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSeen:
-    """One index file as it was found; ``expired`` entries point before the log, ``unreachable`` ones no walk meets.
+class BrokerFile:
+    """An index file of the broker. ``header`` as in memory, ``count`` what it may be believed to hold, as a number.
 
-    ``used_slots`` by its entries. ``header_count`` is how many entries the header counts, ``header_end`` the offset
-    where it says that they end; ``first_time_difference`` is what entry 1 stores, seconds since the end of the file
-    that was the last one then.
+    Entries 1 .. ``count`` - 1 point to physical offsets ``begin`` .. ``end``, both included; those that do not are no
+    entries that a broker wrote there. An empty file has ``begin`` 0 and ``end`` -1. ``is_readable`` is False for a
+    file of another size: the broker reads such a one as what it is not.
+
+    Known once it was checked: ``used_slots`` by its entries, how many entries point before the log (``expired``) or are
+    met by no walk (``unreachable``), and ``first_time_difference``, which entry 1 stores: seconds since the end of the
+    file that was the last one then.
     """
 
     name: str
-    entries: int
+    header: IndexHeader
+    count: int
     begin: int
     end: int
-    begin_timestamp: int
-    end_timestamp: int
-    used_slots: int
-    used_slot_count: int
-    expired: int
-    unreachable: int
-    header_count: int = 0
-    header_end: int = 0
+    is_full: bool
+    is_readable: bool = True
+    used_slots: int = 0
+    expired: int = 0
+    unreachable: int = 0
     first_time_difference: int = 0
-    is_full: bool = False
+
+    @property
+    def path(self) -> str:
+        """What findings call it: its path inside the store."""
+        return f"index/{self.name}"
+
+    @property
+    def entries(self) -> int:
+        """How many entries it may be believed to hold."""
+        return self.count - 1
+
+    def points_into(self, begin: int, end: int) -> bool:
+        """Whether entries of it may point into ``[begin, end)``."""
+        return self.is_readable and self.begin < end and self.end >= begin
 
     def to_json(self) -> dict[str, Any]:
         """A line of ``--json``."""
@@ -175,14 +196,14 @@ class FileSeen:
             "entries": self.entries,
             "beginOffset": self.begin,
             "endOffset": self.end,
-            "beginTimestamp": self.begin_timestamp,
-            "endTimestamp": self.end_timestamp,
+            "beginTimestamp": self.header.begin_timestamp,
+            "endTimestamp": self.header.end_timestamp,
             "usedSlots": self.used_slots,
-            "usedSlotCount": self.used_slot_count,
+            "usedSlotCount": self.header.used_slot_count,
             "expiredEntries": self.expired,
             "unreachableEntries": self.unreachable,
-            "headerEntries": self.header_count,
-            "headerEndOffset": self.header_end,
+            "headerEntries": self.header.entries,
+            "headerEndOffset": self.header.end_phy_offset,
             "firstTimeDifference": self.first_time_difference,
             "full": self.is_full,
         }
@@ -238,22 +259,20 @@ class Totals:
 
 @dataclass(slots=True, kw_only=True)
 class Part(Totals):
-    """What one task found in ``[begin, end)`` of the log and in the files that it checked.
+    """What one task found in its range of the log and in the files that it checked.
 
     ``log_end`` is where the log ends, if that is in here, and ``unreadable`` what stands there if it is no frame;
     ``log_begin`` is where the log began at last, and ``expired`` what had gone before it could be read. ``samples`` are
     physical offsets of messages whose keys are asked for.
     """
 
-    begin: int
-    end: int
     log_begin: int | None = None
     log_end: int | None = None
     unreadable: str | None = None
     holes: Holes = field(default_factory=Holes)
     gaps: list[Gap] = field(default_factory=list)
     expired: list[Gap] = field(default_factory=list)
-    files: list[FileSeen] = field(default_factory=list)
+    files: list[BrokerFile] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
     orphans: list[Orphans] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
@@ -278,7 +297,7 @@ class Audit(Totals):
     tail: Hole | None
     gaps: tuple[Gap, ...]
     expired: tuple[Gap, ...]
-    files: tuple[FileSeen, ...]
+    files: tuple[BrokerFile, ...]
     eras: tuple[FlavourRange, ...]
     is_flavour_given: bool
     findings: tuple[Finding, ...]

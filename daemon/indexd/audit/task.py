@@ -1,5 +1,9 @@
 """Runs one task of an audit: decodes a stretch of the log once and compares it with the files that point into it.
 
+Each file is held against itself before that: its entries are put again into slots as putKey does it. Where every link
+and every slot is as that leaves it, all entries are reachable. Else the chains are walked as selectPhyOffset walks
+them, which takes some 20 bytes of memory an entry. Only what the header counts is judged: a broker may be writing.
+
 It reads at a bounded rate, gives back what it brings into the page cache, and depends on nothing but its arguments: a
 task may run here or on Spark. A file in log order, as brokers write them, is read window by window; one whose entries
 stand elsewhere has those of the stretch sorted first: some 56 bytes an entry of them in memory meanwhile.
@@ -12,28 +16,33 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from indexd.audit.check import FileCheck, check_file
+from indexd.audit.kernel import walk_chains
 from indexd.audit.plan import NEVER, AuditTask, LogProbe, layout_of
 from indexd.audit.queues import QueueMatcher
-from indexd.audit.result import Gap, Orphans, Part
+from indexd.audit.result import BrokerFile, Gap, Orphans, Part
 from indexd.commitlog import batcher
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.segments import list_segments
 from indexd.compare.index import BEHIND_LOG, NO_KEYS, ComparedFile, Keys, Match, compare_files, keys_of
 from indexd.config import Config
-from indexd.errors import DiskError
+from indexd.errors import DiskError, MissingOk
 from indexd.findings import Findings
-from indexd.index.format import FLAVOURS
+from indexd.index.check import check_slots, note_entries
+from indexd.index.check_kernel import PHY_NEGATIVE, PHY_ORDER, PHY_OUTSIDE
+from indexd.index.entries import ENTRIES_PER_READ, WalkedEntries, first_entry_at, read_entries, walk_entries
+from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader, IndexLayout
+from indexd.output import Condition
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import once
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
 
 _PAUSE = 0.002
@@ -41,6 +50,11 @@ _PAUSE = 0.002
 _TAIL_SECONDS = 1.0
 # A burst that is not paid for.
 _BURST_SECONDS = 0.1
+
+
+# A broker writes entry, slot and header one after the other: what is seen in between is gone a moment later.
+_LOOKS = 3
+_LOOK_PAUSE = 0.05
 
 
 class RateLimiter:
@@ -179,24 +193,23 @@ def _compare(
     workers: int,
     on_bytes: Callable[[int], None],
 ) -> Part:
-    part = Part(begin=task.begin, end=task.end)
+    part = Part()
     if task.begin >= task.end:
         return part
-    files: dict[ComparedFile, FileCheck] = {}
+    files: list[ComparedFile] = []
     for broker_file, check in zip(task.files, checks, strict=True):
         if check is not None:
             header, path = replace(broker_file.header, index_count=broker_file.count), task.folder / broker_file.name
-            file = ComparedFile(disk, path, layout_of(config), header, Findings(), wait)
+            file = ComparedFile(disk, path, layout_of(config), header, wait, findable=check.findable)
             begin, end = max(task.begin, broker_file.begin), min(task.end, broker_file.end + 1)
             file.select(begin, end, is_ordered=check.is_ordered)
-            files[file] = check
+            files.append(file)
     log = LogRange(task.begin, task.end, task.aligned, task.flavour, task.queues, task.log_end)
     queues, done = QueueMatcher(disk, config, wait) if task.queues else None, task.begin
     for item in log.read(disk, config, workers):
         if isinstance(item, Rows):
             keys = keys_of(*item, FLAVOURS[task.flavour].skip_mask)
-            bound = int(keys.phy_offset[-1]) + 1
-            _count(part, task, keys, compare_files(keys, bound, files, lambda one, numbers: files[one].finds(numbers)))
+            _count(part, task, keys, compare_files(keys, int(keys.phy_offset[-1]) + 1, files))
             if queues is not None:
                 queues.take(*item)
         else:
@@ -220,7 +233,7 @@ def _compare(
     if queues is not None:
         part.queues = queues.finish()
     part.holes.prune()
-    probe = LogProbe(disk, list_segments(disk, config.store.commit_log_directories, config.store.segment_size))
+    probe = LogProbe(disk, config)
     for at, hole in enumerate(part.holes.runs):
         if hole is not None:
             part.holes.runs[at] = replace(hole, end=probe.frame_end(hole.last) or hole.last)
@@ -247,7 +260,7 @@ def _count(part: Part, task: AuditTask, keys: Keys, match: Match) -> None:
         part.samples += offsets[np.diff(offsets // task.stride, prepend=before) > 0].tolist()
 
 
-def _skip(part: Part, files: dict[ComparedFile, FileCheck], skipped: Skipped) -> None:
+def _skip(part: Part, files: list[ComparedFile], skipped: Skipped) -> None:
     # Entries that point there stand for themselves; those before it have had their chance.
     compare_files(NO_KEYS, skipped.begin, files)
     passed = sum(len(file.take_below(skipped.end).number) for file in files)
@@ -258,6 +271,110 @@ def _skip(part: Part, files: dict[ComparedFile, FileCheck], skipped: Skipped) ->
     else:
         part.left_out_entries += passed
         part.gaps.append(gap)
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """What a file came to by itself.
+
+    ``findable`` has a byte an entry number, 0 where no walk reaches; None when all are reached. ``is_ordered``: offsets
+    never fall and all lie where the file points.
+    """
+
+    findable: NDArray[np.uint8] | None = None
+    is_ordered: bool = True
+    seen: BrokerFile | None = None
+    findings: Findings = field(default_factory=Findings)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether entries may be taken as they come: in the order of the log, and all of them reached by walks."""
+        return self.is_ordered and self.findable is None
+
+
+def check_file(
+    disk: Disk,
+    folder: Path,
+    layout: IndexLayout,
+    file: BrokerFile,
+    log_begin: int,
+    wait: Callable[[int], None] = lambda _: None,
+) -> FileCheck | None:
+    """Read a file from front to back and judge it; None if it has expired. Raises DiskError.
+
+    ``wait`` is called with the bytes that are read next.
+    """
+    with MissingOk(), disk.open_read(folder / file.name) as opened:
+        header = replace(file.header, begin_phy_offset=file.begin, end_phy_offset=file.end, index_count=file.count)
+        mark = FileMark(file.name, header, full=file.is_full)
+        # Where the header counts entries that were never written, slots that name them are wrong.
+        is_growing = not file.is_full and file.header.index_count <= file.count
+        condition = Condition.GROWING if is_growing else Condition.AT_REST
+        walked = walk_entries(opened, layout, header, FLAVOURS["5.4"], wait)
+        disorder = int(walked.counts[[PHY_ORDER, PHY_OUTSIDE, PHY_NEGATIVE]].sum())
+        # An entry's order says nothing about a broker's file: it may hold the same messages twice.
+        walked.counts[PHY_ORDER] = 0
+        walked.found = walked.found[walked.found[:, 1] != PHY_ORDER]
+        broken, findings = int(walked.counts.sum()), Findings()
+        note_entries(mark, layout, walked, findings)
+        wait(walked.slots.nbytes)
+        for _ in range(_LOOKS):
+            in_slots = Findings()
+            wrong, values = check_slots(opened, file.path, file.count, layout, condition, walked, in_slots)
+            if not (is_growing and len(wrong)):
+                break
+            time.sleep(_LOOK_PAUSE)
+        findings.merge(in_slots)
+        _check_header(opened, file, walked, findings)
+        findable = None
+        if len(findings) and (broken or len(wrong)):
+            slots = walked.slots.byteswap().view(np.int32)
+            slots[wrong] = values
+            findable = _reach(opened, file.count, layout, slots)
+        seen = replace(
+            file,
+            used_slots=walked.used_slot_count,
+            expired=first_entry_at(opened, layout, 1, file.count, log_begin) - 1 if file.begin < log_begin else 0,
+            unreachable=0 if findable is None else int(np.count_nonzero(findable[1:] == 0)),
+            first_time_difference=walked.first.time_diff if walked.first is not None else 0,
+        )
+        return FileCheck(findable, disorder == 0, seen, findings)
+    return None
+
+
+def _check_header(opened: DiskFile, file: BrokerFile, walked: WalkedEntries, findings: Findings) -> None:
+    header, first, last = file.header, walked.first, walked.last
+    is_unchanged = IndexHeader.unpack(opened.pread(HEADER_SIZE, 0)) == header
+    if header.index_count != file.count and (header.index_count > file.count or is_unchanged):
+        text = f"index count {header.index_count}, but the last entry that was put is {file.count - 1}"
+        findings.add(file.path, 36, "header-index-count", text)
+    if first is None or last is None:
+        return
+    rows = [("begin", 16, header.begin_phy_offset, first.phy_offset)]
+    # A repair leaves one more, so that a broker that starts does not index its last message again.
+    if is_unchanged and header.end_phy_offset != last.phy_offset + 1:
+        rows.append(("end", 24, header.end_phy_offset, last.phy_offset))
+    for name, position, here, wanted in rows:
+        if here != wanted:
+            text = f"{name} phy offset {here}, but the entries say {wanted}"
+            findings.add(file.path, position, f"header-{name}-phy-offset", text)
+    used = walked.used_slot_count
+    # Counted once a slot, before 4.7.1 at every put, and in between where a broker was upgraded meanwhile.
+    if is_unchanged and not used <= header.used_slot_count <= file.entries:
+        text = f"used slot count {header.used_slot_count}, but {file.entries} entries use {used} slots"
+        findings.add(file.path, 32, "header-used-slot-count", text)
+
+
+def _reach(opened: DiskFile, count: int, layout: IndexLayout, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
+    # Which entries walks from the slots come to.
+    columns = np.zeros((3, count), dtype=np.uint32)  # key hash, previous entry and time difference, by number
+    for number in range(1, count, ENTRIES_PER_READ):
+        entries = read_entries(opened, layout, number, min(count - number, ENTRIES_PER_READ))
+        columns[:, number : number + len(entries)] = entries[:, [0, 4, 3]].T.byteswap()
+    previous, differences = columns[1].view(np.int32), columns[2].view(np.int32)
+    stamps, findable = np.zeros(count, dtype=np.uint32), np.zeros(count, dtype=np.uint8)
+    walk_chains(slots, columns[0], previous, differences, stamps, findable)
+    return findable
 
 
 def load_kernels(config: Config) -> None:

@@ -182,7 +182,7 @@ class DeepComparison:
             mark = self._marks.popleft()
             header = replace(mark.header, index_count=max(mark.header.index_count, 1))
             path, layout = self._files.index / mark.name, self._frontier.layout
-            file = ComparedFile(self._disk, path, layout, header, Findings(), previous_end=self._end)
+            file = ComparedFile(self._disk, path, layout, header, previous_end=self._end)
             self._end = header.end_timestamp
             file.select(-_NEVER, _NEVER, is_ordered=file.name not in self._damaged)
             self._open.append(file)

@@ -186,7 +186,7 @@ class ComparedFile:
     is told how many bytes are read next. Entry 1 counts from ``previous_end``, where the file before ended, ms; None
     where nobody knows that file. ``low`` .. ``high`` is where the ``strays`` point, entries of no key;
     ``taken`` entries were given out, ``compared`` judged. ``is_gone``: the file was not there, or too short, when it
-    was to be read.
+    was to be read. ``findable`` has a byte an entry number, 0 for one that no query comes to; without, all are found.
     """
 
     def __init__(
@@ -195,13 +195,14 @@ class ComparedFile:
         path: Path,
         layout: IndexLayout,
         header: IndexHeader,
-        findings: Findings,
         wait: Callable[[int], object] = int,
         previous_end: int | None = None,
+        findable: Integers | None = None,
     ) -> None:
         self.previous_end = previous_end
         self._disk, self._path, self._layout, self._wait = disk, path, layout, wait
-        self.header, self.findings = header, findings
+        self.header, self.findings = header, Findings()
+        self._findable = findable
         self.name = f"index/{path.name}"
         self._window = joined(())
         self._next, self._end = 1, header.index_count
@@ -263,6 +264,11 @@ class ComparedFile:
         """Whether all its entries were taken."""
         return self._next >= self._end and not len(self._window.number)
 
+    def finds(self, numbers: Integers) -> Flags:
+        """Which of these entries a query comes to."""
+        found = self._findable
+        return np.ones(len(numbers), dtype=np.bool_) if found is None else found[numbers].astype(np.bool_)
+
     def judge(self, keys: Keys, entries: Entries, match: Match) -> None:
         """Write down what is wrong with entries of this file that were held against these messages."""
         self.compared += len(entries.number)
@@ -315,23 +321,10 @@ class ComparedFile:
                 self.findings.add(self.name, position, f"header-{name}-timestamp", text)
 
 
-def all_findable(_: ComparedFile, numbers: Integers) -> Flags:
-    """Of files whose chains were checked before."""
-    return np.ones(len(numbers), dtype=np.bool_)
-
-
-def compare_files(
-    keys: Keys,
-    bound: int,
-    files: Iterable[ComparedFile],
-    is_findable: Callable[[ComparedFile, Integers], Flags] = all_findable,
-) -> Match:
-    """Hold all entries that point below ``bound`` against these messages, which lie below it, too.
-
-    ``is_findable`` says which entries of a file, by number, a query comes to.
-    """
+def compare_files(keys: Keys, bound: int, files: Iterable[ComparedFile]) -> Match:
+    """Hold all entries that point below ``bound`` against these messages, which lie below it, too."""
     taken = [(file, file.take_below(bound)) for file in files]
-    flags = [np.empty(0, dtype=np.bool_), *(is_findable(file, part.number) for file, part in taken)]
+    flags = [np.empty(0, dtype=np.bool_), *(file.finds(part.number) for file, part in taken)]
     findable, right = np.concatenate(flags), 0
     for file, part in taken:
         right += file.count_right(keys, right, part)

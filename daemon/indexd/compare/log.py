@@ -24,7 +24,6 @@ from indexd.commitlog.reader import LogReader
 from indexd.compare.index import ComparedFile, Keys, keys_of
 from indexd.compare.queues import QueueComparison
 from indexd.errors import DisturbedError
-from indexd.findings import Findings
 from indexd.index.entries import phy_offset_of
 from indexd.index.format import FileMark, Flavour, IndexLayout
 from indexd.storage.disk import Disk
@@ -120,9 +119,7 @@ class _EntryStream:
     def seek(self, phy_offset: int) -> None:
         """To the first entry of a message at ``phy_offset`` or behind it."""
         self._files = deque(
-            ComparedFile(
-                self._disk, self._directory / mark.name, self._layout, mark.header, Findings(), previous_end=end
-            )
+            ComparedFile(self._disk, self._directory / mark.name, self._layout, mark.header, previous_end=end)
             for mark, end in zip(self._marks, self._ends, strict=False)
             if mark.header.end_phy_offset >= phy_offset
         )

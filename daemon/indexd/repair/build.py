@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from indexd.audit import AuditReport, AuditTask, Part, audit_task, plan_audit
-from indexd.audit.plan import LogProbe, layout_of
+from indexd.audit.plan import LogProbe, flavour_at, layout_of
 from indexd.audit.result import Gap
 from indexd.audit.task import LogRange, Rows
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
-from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.index.entries import phy_offset_of, read_entries
@@ -154,7 +153,7 @@ def check_built(
     Old files of ranges that were not built stand in ``folder``, too; they are not looked at. ``on_bytes`` as
     for ``build_range``, log and files. Raises CorruptDataError with the first thing that does not hold.
     """
-    probe = _probe(disk, config)
+    probe = LogProbe(disk, config)
     # Where the first message of the file behind each ends: it may share its keys, and counts its time from here.
     ends = [one.end if one.end >= plan.ends_at else probe.frame_end(one.end) or one.end for one in built]
     cuts = {offset for one, end in zip(built, ends, strict=True) for offset in (one.begin, one.end, end)}
@@ -196,13 +195,8 @@ def _log_ranges(disk: Disk, config: Config, plan: RepairPlan, wanted: RepairRang
     end = wanted.end + (1 if wanted.end_key else 0)
     switches = [era.begin for era in plan.eras if wanted.begin < era.begin < end]
     for begin, stop in pairwise([wanted.begin, *switches, end]):
-        flavour = [era.flavour for era in plan.eras if era.begin <= begin][-1]
-        aligned = wanted.aligned if begin == wanted.begin else _probe(disk, config).aligned(begin)
-        yield LogRange(begin, stop, aligned, flavour)
-
-
-def _probe(disk: Disk, config: Config) -> LogProbe:
-    return LogProbe(disk, list_segments(disk, config.store.commit_log_directories, config.store.segment_size))
+        aligned = wanted.aligned if begin == wanted.begin else LogProbe(disk, config).aligned(begin)
+        yield LogRange(begin, stop, aligned, flavour_at(plan.eras, begin))
 
 
 def _clip(rows: Rows, wanted: RepairRange, flavour: Flavour) -> DispatchBatch | None:

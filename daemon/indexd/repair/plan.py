@@ -20,14 +20,12 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
-from indexd.audit.plan import BrokerFile, LogProbe
-from indexd.audit.result import FlavourRange, Hole
+from indexd.audit.plan import LogProbe, flavour_at
+from indexd.audit.result import BrokerFile, FlavourRange, Hole
 from indexd.audit.task import LogRange, Rows
-from indexd.commitlog.segments import list_segments
+from indexd.compare.index import keys_of
 from indexd.config import Config
 from indexd.index.entries import first_entry_at, read_entries
 from indexd.index.format import FLAVOURS, IndexHeader
@@ -276,8 +274,7 @@ class _Planner:
     def __init__(self, disk: Disk, config: Config, report: AuditReport, ends_at: int) -> None:
         self._disk, self._config, self._report, self._audit = disk, config, report, report.audit
         self._ends_at = ends_at
-        self._log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-        self._probe = LogProbe(disk, self._log)
+        self._probe = LogProbe(disk, config)
         # Those with entries that point into what is looked at.
         begin = report.audit.log_begin
         self._files = log_order(
@@ -395,7 +392,7 @@ class _Planner:
         message = self._message(offset)
         if message is None:
             # It cannot be read: what is missing of it, if anything, is no key that the log has.
-            segment = self._log.at(offset)
+            segment = self._probe.log.at(offset)
             behind = Place(offset + 1, 0, segment.base if segment is not None else offset + 1)
             return behind if is_end else Place(offset, 0, offset)
         # Key hashes of the entries that point there, in order; the file is in the order of the log.
@@ -414,14 +411,10 @@ class _Planner:
         end = self._probe.frame_end(offset)
         if end is None:
             return None
-        flavour = FLAVOURS[[era.flavour for era in self._audit.eras if era.begin <= offset][-1]]
+        flavour = FLAVOURS[flavour_at(self._audit.eras, offset)]
         for item in LogRange(offset, offset + 1, offset, flavour.name).read(self._disk, self._config, 0):
             if isinstance(item, Rows):
-                columns, row = item.batch.columns, item.first
-                first, last = columns.key_start[row : row + 2]
-                skips = flavour.skip_mask >> (int(columns.sys_flag[row]) & 0xC) & 1
-                hashes = columns.key_hash[first:last] if not skips else np.empty(0, dtype=np.uint32)
-                return _Message(tuple(hashes.tolist()), end)
+                return _Message(tuple(keys_of(*item, flavour.skip_mask).key_hash.tolist()), end)
         return None
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from indexd.audit import AuditOptions, AuditPlan, AuditReport, AuditTask, Part, audit_task, plan_audit, run_audit
 from indexd.config import Config
-from indexd.config.units import show_size
 from indexd.spark.session import slots
 from indexd.spark.tasks import run_tasks
 from indexd.storage.remote import disk_for
@@ -58,8 +57,7 @@ def audit_on_spark(
             done += sum(sizes)
         return parts
 
-    manner = [f"at most {show_size(rate)} a second in each of {at_once} slots"] if rate else []
-    return run_audit(config, disk, options, make_plan, run, manner)
+    return run_audit(config, disk, options, make_plan, run)
 
 
 def _tell(progress: Report, before: int, total: int, done: int, _: int) -> None:
