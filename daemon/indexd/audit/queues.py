@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexd.audit.result import QUEUES_FOLDER, Audit, QueueSeen, QueuesSeen
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
 from indexd.commitlog.segments import list_segments
@@ -37,10 +38,6 @@ from indexd.pages.wording import show_name
 from indexd.storage.disk import Disk
 from indexd.storage.page_cache import ReadPages
 
-if TYPE_CHECKING:
-    from indexd.audit.result import Audit
-
-FOLDER = "consumequeue"
 LMQ_PREFIX = "%LMQ%"
 #: Of each queue and kind so many differences are kept in words.
 KEPT_MAX = 5
@@ -66,42 +63,6 @@ Units = NDArray[np.void]
 Columns = tuple[NDArray[np.int64], ...]
 
 
-@dataclass(slots=True)
-class QueueSeen:
-    """One queue: ranges of queue offsets that messages have, and what differs, of each kind the first in words."""
-
-    topic: str
-    queue_id: int
-    ranges: list[tuple[int, int]] = field(default_factory=list)
-    findings: Findings = field(default_factory=Findings)
-
-    def note(self, file_size: int, place: int, at: int, what: str, text: str) -> None:
-        """Something is wrong with byte ``at`` of unit ``place``."""
-        position = place * UNIT_SIZE
-        path = f"{FOLDER}/{self.topic}/{self.queue_id}/{file_name(position // file_size * file_size)}"
-        self.findings.add(path, position % file_size + at, what, f"unit {place}: {text}")
-
-    def to_json(self) -> dict[str, Any]:
-        """A line of ``--json``."""
-        return {
-            "kind": "queue",
-            "topic": self.topic,
-            "queueId": self.queue_id,
-            "counts": dict(sorted(self.findings.counts.items())),
-            "differences": len(self.findings),
-            "findings": [asdict(finding) for finding in self.findings.kept],
-        }
-
-
-@dataclass(slots=True)
-class QueuesSeen:
-    """What a stretch comes to, by ``TOPIC/QUEUE``; ``skipped_messages`` belong to queues that are not compared."""
-
-    messages: int = 0
-    skipped_messages: int = 0
-    queues: dict[str, QueueSeen] = field(default_factory=dict)
-
-
 class QueueMatcher:
     """Takes the messages of a stretch in the order of the log; ``wait`` is called with the bytes that are read next."""
 
@@ -109,7 +70,7 @@ class QueueMatcher:
         assert config.store.store is not None
         self._disk, self._store, self._wait = disk, config.store, wait
         self._drops_cache = config.limits.drop_cache
-        self._root, self._file_size = config.store.store / FOLDER, config.store.consume_queue_file_size
+        self._root, self._file_size = config.store.store / QUEUES_FOLDER, config.store.consume_queue_file_size
         self._batch_topics = _batch_topics(disk, config.store.store)
         self._blocks: defaultdict[str, list[Columns]] = defaultdict(list)
         self._rows = 0
@@ -237,10 +198,10 @@ def why_not(disk: Disk, config: Config) -> str | None:
     """
     store, wanted = config.store.store, config.store.consume_queue_file_size
     assert store is not None
-    if config.broker.store_type.lower() == "defaultrocksdb" or disk.exists(store / FOLDER / _ROCKSDB_FILE):
+    if config.broker.store_type.lower() == "defaultrocksdb" or disk.exists(store / QUEUES_FOLDER / _ROCKSDB_FILE):
         return "the broker keeps them in RocksDB (storeType=defaultRocksDB)"
     # One that was cut short has some size of its own; a broker that is told otherwise makes all of them alike.
-    found = {size for sizes in queue_folders(disk, store / FOLDER).values() for size in sizes.values() if size}
+    found = {size for sizes in queue_folders(disk, store / QUEUES_FOLDER).values() for size in sizes.values() if size}
     size = next(iter(found), wanted)
     if len(found) == 1 and size != wanted and size % UNIT_SIZE == 0:
         raise UnsafeStoreError(
@@ -309,7 +270,10 @@ class QueuesAudit:
             said = f"{len(self.found):,} of {self.queues:,} queues differ from the log: {kinds}"
         lines = [f"ConsumeQueues: {said}"]
         for queue in self.found[:_WORST_SAID]:
-            name, first = f"{FOLDER}/{show_name(queue.topic, _TOPIC_LONGEST)}/{queue.queue_id}", queue.findings.kept[0]
+            name, first = (
+                f"{QUEUES_FOLDER}/{show_name(queue.topic, _TOPIC_LONGEST)}/{queue.queue_id}",
+                queue.findings.kept[0],
+            )
             lines.append(f"  {name}: {len(queue.findings):,}, first {first.text}")
         left_out = (
             (self.skipped_messages, "messages of BatchConsumeQueues, LMQs and topics without a folder"),
@@ -337,7 +301,7 @@ def join_queues(disk: Disk, config: Config, audit: Audit, parts: Sequence[Queues
         queue = _queue(queues, name)
         queue.findings.merge(later.findings)
         queue.ranges = _merged([*queue.ranges, *later.ranges])
-    folders, batch_topics = queue_folders(disk, store / FOLDER), _batch_topics(disk, store)
+    folders, batch_topics = queue_folders(disk, store / QUEUES_FOLDER), _batch_topics(disk, store)
     for folder, sizes in folders.items():
         if folder.parent.name.startswith(LMQ_PREFIX) or folder.parent.name in batch_topics:
             found.skipped_queues += 1
@@ -351,14 +315,14 @@ def join_queues(disk: Disk, config: Config, audit: Audit, parts: Sequence[Queues
                 _judge_rest(file_size, queue, place, units, found, audit, is_live=is_live)
     known = _known_topics(disk, store / "config" / "topics.json")
     for name, queue in queues.items():
-        if store / FOLDER / name in folders or not len(queue.findings):
+        if store / QUEUES_FOLDER / name in folders or not len(queue.findings):
             continue
         count, queue.findings = len(queue.findings), Findings()
         if known is not None and queue.topic not in known:
             found.deleted[queue.topic] = found.deleted.get(queue.topic, 0) + count
         else:
             text = "the queue is not there, and the log has messages of it"
-            queue.findings.add(f"{FOLDER}/{name}", 0, "queue-missing", text)
+            queue.findings.add(f"{QUEUES_FOLDER}/{name}", 0, "queue-missing", text)
             queue.findings.count("queue-missing", count - 1)
     found.queues = len(queues) - len(found.deleted)
     for queue in queues.values():

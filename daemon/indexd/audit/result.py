@@ -7,21 +7,22 @@ findable; messages without keys neither end nor begin one. Every list is bounded
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.audit.queues import QueuesSeen
 from indexd.commitlog.reader import SEGMENTS_MISSING
+from indexd.consumequeue.format import UNIT_SIZE, file_name
 from indexd.findings import Finding, Findings
 from indexd.index.format import IndexHeader
 
 #: So many of the largest holes are kept; all are counted.
 HOLES_MAX = 1000
 _PRUNE_AT = 8 * HOLES_MAX
+QUEUES_FOLDER = "consumequeue"
 MISSING, UNREADABLE = "log-missing", "log-unreadable"
 #: Findings that are about the log and not about index files.
 LOG_FINDINGS = frozenset({MISSING, UNREADABLE})
@@ -237,6 +238,42 @@ class Orphans:
     low: int
     high: int
     count: int
+
+
+@dataclass(slots=True)
+class QueueSeen:
+    """One queue: ranges of queue offsets that messages have, and what differs, of each kind the first in words."""
+
+    topic: str
+    queue_id: int
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+
+    def note(self, file_size: int, place: int, at: int, what: str, text: str) -> None:
+        """Something is wrong with byte ``at`` of unit ``place``."""
+        position = place * UNIT_SIZE
+        path = f"{QUEUES_FOLDER}/{self.topic}/{self.queue_id}/{file_name(position // file_size * file_size)}"
+        self.findings.add(path, position % file_size + at, what, f"unit {place}: {text}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of ``--json``."""
+        return {
+            "kind": "queue",
+            "topic": self.topic,
+            "queueId": self.queue_id,
+            "counts": dict(sorted(self.findings.counts.items())),
+            "differences": len(self.findings),
+            "findings": [asdict(finding) for finding in self.findings.kept],
+        }
+
+
+@dataclass(slots=True)
+class QueuesSeen:
+    """What a stretch comes to, by ``TOPIC/QUEUE``; ``skipped_messages`` belong to queues that are not compared."""
+
+    messages: int = 0
+    skipped_messages: int = 0
+    queues: dict[str, QueueSeen] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
