@@ -124,47 +124,34 @@ def query_offset(index: QueryIndex, query: OffsetQuery) -> OffsetAnswer:
         raise UsageError(f"a query may ask for {limit} messages, not {query.max_num}", "raise --query-max-num")
 
     def answer(look: Look, queue: ConsumeQueueReader | None) -> OffsetAnswer:
-        if queue is not None:
-            return _answer(index, look, queue, query)
-        why = why_no_queue(index, look, query.topic)
-        return OffsetAnswer(query, (), NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, look.queue_coverage, why=why)
+        if queue is None:
+            why = why_no_queue(index, look, query.topic)
+            return OffsetAnswer(query, (), NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, look.queue_coverage, why=why)
+        low, high = queue.min_offset, queue.max_offset
+        status, first = _status(query.queue_offset, low, high), min(max(query.queue_offset, low), high)
+        hits, next_offset, expired = _read(index.log, queue, query, first)
+        low, coverage = queue.min_offset, index.coverage_of_queue(look, query.topic, query.queue_id)
+        has_why = not hits and query.max_num > 0
+        reason = why_no_hits(coverage, queue, first, expired) if has_why else None
+        mark = index.queue_mark(look, query.topic, query.queue_id)
+        begin = low if mark is None else mark.begin_offset  # a queue so new has lost nothing yet
+        return OffsetAnswer(query, hits, status, low, high, next_offset, coverage, expired, reason, begin)
 
     return with_queue(index, query.topic, query.queue_id, answer)
 
 
 def queue_hit(unit: Unit, found: object, topic: str, queue_id: int, queue_offset: int) -> QueueHit:
-    """The hit of a queue offset, ``found`` being what stands where ``unit`` says."""
-    problem = check_message(unit, found, topic, queue_id, queue_offset)
-    return QueueHit(queue_offset, unit, Hit.of(found) if isinstance(found, Message) else None, problem)
-
-
-def check_message(unit: Unit, found: object, topic: str, queue_id: int, queue_offset: int) -> str | None:
-    """What is wrong with ``found``, which stands where ``unit`` says; None for the message of that queue offset."""
+    """The hit of a queue offset, ``found`` being what stands where ``unit`` says, be it its message or not."""
     if not isinstance(found, Message):
-        return "no message stands there"
-    for name, is_, wanted in (
+        return QueueHit(queue_offset, unit, None, "no message stands there")
+    rows = (
         ("topic", found.topic, topic),
         ("queue id", found.queue_id, queue_id),
         ("queue offset", found.queue_offset, queue_offset),
         ("size", found.size, unit.size),
-    ):
-        if is_ != wanted:
-            return f"the message there has {name} {is_}"
-    return None
-
-
-def _answer(index: QueryIndex, look: Look, queue: ConsumeQueueReader, query: OffsetQuery) -> OffsetAnswer:
-    low, high = queue.min_offset, queue.max_offset
-    status = _status(query.queue_offset, low, high)
-    first = min(max(query.queue_offset, low), high)
-    hits, next_offset, expired = _read(index.log, queue, query, first)
-    low = queue.min_offset
-    coverage, why = index.coverage_of_queue(look, query.topic, query.queue_id), None
-    if not hits and query.max_num > 0:
-        why = _why(coverage, queue, first, expired)
-    mark = index.queue_mark(look, query.topic, query.queue_id)
-    begin = low if mark is None else mark.begin_offset  # a queue so new has lost nothing yet
-    return OffsetAnswer(query, hits, status, low, high, next_offset, coverage, expired, why, begin)
+    )
+    wrong = (f"the message there has {name} {is_}" for name, is_, wanted in rows if is_ != wanted)
+    return QueueHit(queue_offset, unit, Hit.of(found), next(wrong, None))
 
 
 def _status(offset: int, low: int, high: int) -> str:
@@ -207,9 +194,8 @@ def _read(
     return tuple(hits), offset, expired
 
 
-def _why(coverage: Coverage, queue: ConsumeQueueReader, first: int, expired: int) -> str:
-    reasons = []
-    if expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset):
-        reasons.append(EXPIRED)
-    gaps = gaps_in_words(coverage)
-    return "; ".join(reasons + gaps) or (BEHIND_LAST if first >= queue.max_offset > 0 else ABSENT)
+def why_no_hits(coverage: Coverage, queue: ConsumeQueueReader, first: int, expired: int = 0) -> str:
+    """Why nothing is found in a queue from ``first`` on, where ``expired`` messages were passed over."""
+    is_gone = expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset)
+    reasons = ([EXPIRED] if is_gone else []) + gaps_in_words(coverage)
+    return "; ".join(reasons) or (BEHIND_LAST if first >= queue.max_offset > 0 else ABSENT)

@@ -26,11 +26,10 @@ What does not hold, is missing or cannot be read gives no bound: the segment is 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
 from struct import Struct
 from typing import Any, Literal
 
@@ -39,8 +38,8 @@ from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.flush.frontier import Uncovered
-from indexd.query.by_queue import QueueHit, queue_hit
-from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words, why_empty
+from indexd.query.by_queue import QueueHit, queue_hit, why_no_hits
+from indexd.query.coverage import Coverage, why_empty
 from indexd.query.message import HasHits, Hit
 from indexd.query.source import Look, QueryIndex, why_no_queue, with_queue
 from indexd.sparse.format import (
@@ -106,32 +105,30 @@ def query_time(
     """The queue offset of a store time in ms; UsageError if no queues are built."""
 
     def answer(look: Look, queue: ConsumeQueueReader | None) -> QueueTimeAnswer:
-        coverage, asked = index.coverage_of_queue(look, topic, queue_id), (topic, queue_id, timestamp, boundary)
+        coverage = index.coverage_of_queue(look, topic, queue_id)
+        found = QueueTimeAnswer(topic, queue_id, timestamp, boundary, None, 0, 0, None, None, coverage)
         if queue is None:
-            why = why_no_queue(index, look, topic)
-            return QueueTimeAnswer(*asked, None, 0, 0, None, None, coverage, why)
+            return replace(found, why=why_no_queue(index, look, topic))
         begin = coverage.log_begin or 0
         unread: list[int] = []
 
         def store_time(phy_offset: int, size: int) -> int:
-            found = index.log.store_timestamp(phy_offset, size)
-            unread.extend([phy_offset] if found == _UNKNOWN and phy_offset >= begin else ())
-            return found
+            time = index.log.store_timestamp(phy_offset, size)
+            unread.extend([phy_offset] if time == _UNKNOWN and phy_offset >= begin else ())
+            return time
 
         offset = offset_by_time(queue, store_time, timestamp, boundary, begin)
         if unread:
             coverage = replace(coverage, is_cut_off=True)
-        found = (*asked, offset, queue.min_offset, queue.max_offset)
-        if not queue.min_offset <= offset < queue.max_offset:
-            gaps = gaps_in_words(coverage)
-            is_gone = 0 < queue.max_offset == queue.min_offset
-            why = "; ".join(([EXPIRED] if is_gone else []) + gaps) or BEHIND_LAST
-            return QueueTimeAnswer(*found, None, None, coverage, why)
+        low, high = queue.min_offset, queue.max_offset
+        found = replace(found, queue_offset=offset, min_offset=low, max_offset=high, coverage=coverage)
+        if not low <= offset < high:
+            return replace(found, why=why_no_hits(coverage, queue, offset))
         unit = queue.unit(offset)
         time = index.log.store_timestamp(unit.phy_offset, unit.size)
         hit = queue_hit(unit, index.log.at(unit.phy_offset), topic, queue_id, offset)
         known = None if time == _UNKNOWN else time
-        return QueueTimeAnswer(*found, unit.phy_offset, known, coverage, None, (hit,))
+        return replace(found, phy_offset=unit.phy_offset, store_timestamp=known, hits=(hit,))
 
     return with_queue(index, topic, queue_id, answer)
 
@@ -242,9 +239,7 @@ class FrameScan:
             position += self._log.segment_size - position % self._log.segment_size
 
 
-# No time entry tells of earlier messages.
-_TIME_MIN = 0
-# Of a segment whose largest time is in doubt: as late as can be, so that it is looked into.
+# Of a segment whose largest time is not known: as late as can be, so that it is looked into.
 _NOT_KNOWN = INT64_MAX
 
 
@@ -253,8 +248,6 @@ def time_bound(index: QueryIndex, look: Look, timestamp: int) -> int:
 
     0 where none is known. What has expired may have been of any time.
     """
-    if timestamp <= _TIME_MIN or look.frontier.sparse is None:
-        return 0
     begin = max(look.coverage.begin, look.coverage.log_begin or 0)
     found = scan_start(index, look, timestamp, begin)
     return found if found > begin else 0  # at its very begin it says nothing about what came before
@@ -266,119 +259,73 @@ def scan_start(index: QueryIndex, look: Look, timestamp: int, begin: int) -> int
     The end of the coverage if there is none; ``begin`` is a message's start too. Segments that have no sparse index, or
     one that is in doubt, are to be scanned whole, and so are all for times before 1970.
     """
-    size, end = index.log.segment_size, look.queue_coverage.end
-    sparse = look.frontier.sparse
-    if timestamp <= _TIME_MIN or sparse is None:
+    size, end, sparse = index.log.segment_size, look.queue_coverage.end, look.frontier.sparse
+    if timestamp <= 0 or sparse is None:  # no time entry tells of earlier messages
         return min(begin, end)
-    marks = {mark.base: mark for mark in sparse.segments}
-    sealed = {mark.base for mark in sparse.sealed}
+    marks, sealed = {mark.base: mark for mark in sparse.segments}, frozenset(mark.base for mark in sparse.sealed)
+    largest_times = index.largest_times.get()
     for base in range(begin - begin % size, end, size):
-        mark = marks.get(base)
-        try:
-            if base in sealed and mark is not None:
-                if _largest(index, look, mark) < timestamp:
+        position = 0  # what a daemon has added since the last flush, the log itself has to answer
+        if base in sealed and largest_times.get(base, _NOT_KNOWN) < timestamp:
+            continue
+        if base in marks:
+            with suppress(CorruptDataError, DiskError):  # expired, not made yet, or damaged: so has the log
+                position, largest = _older_until(index, look, marks[base], timestamp, is_sealed=base in sealed)
+                if position == size:
+                    largest_times[base] = largest
                     continue
-                position = _Pair(index, look, mark).position(timestamp)
-            else:
-                # What a daemon has added since the last flush, the log itself has to answer.
-                position = 0 if mark is None else _Pair(index, look, mark).position(timestamp)
-        except (CorruptDataError, DiskError):
-            position = 0  # expired, not made yet, or damaged: the log itself has the answer
         return min(max(base + position, begin), end)
     return end
 
 
-def _largest(index: QueryIndex, look: Look, mark: SegmentMark) -> int:
-    # The largest store time of a sealed segment, _NOT_KNOWN if in doubt; kept as long as no file comes or goes.
-    kept = index.largest_times.get()
-    if mark.base not in kept:
-        try:
-            kept[mark.base] = _Pair(index, look, mark).largest()
-        except (CorruptDataError, DiskError):
-            kept[mark.base] = _NOT_KNOWN
-    return kept[mark.base]
+def _older_until(
+    index: QueryIndex, look: Look, mark: SegmentMark, timestamp: int, *, is_sealed: bool
+) -> tuple[int, int]:
+    # The byte position of a message of the segment before which all are older, and the largest of their times; the
+    # segment's size where all of a sealed one are. CorruptDataError for entries that the log contradicts.
+    size, disk, files = index.log.segment_size, index.disk, index.files
+    doubt = CorruptDataError(f"the sparse index of segment {mark.base} does not fit the log")
 
-
-class _Pair:
-    """The two files of a segment, of which so many entries hold. CorruptDataError for entries the log contradicts."""
-
-    def __init__(self, index: QueryIndex, look: Look, mark: SegmentMark) -> None:
-        self._index = index
-        self._look = look
-        self._mark = mark
-
-    def largest(self) -> int:
-        """The largest store time of the sealed segment, which its last time entry names, in ms."""
-        mark = self._mark
-        if not mark.time_entries:
-            return NO_TIMESTAMP
-        with self._open(index_name(mark.base)) as offsets, self._open(time_index_name(mark.base)) as times:
-            timestamp, ordinal = _time_entry(times, slot=mark.time_entries - 1)
-            slot = bisect_right(
-                range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot=slot)[0]
-            )
-            first, position = self._place(offsets, slot - 1)
-            if first <= ordinal:
-                frames = self._frames(position, self._index.log.segment_size)
-                frame = next(islice(frames, ordinal - first, None), None)
-                if frame is not None and frame.store_timestamp == timestamp:
-                    return timestamp
-        raise self._doubt()
-
-    def position(self, timestamp: int) -> int:
-        """The byte position of a message of the segment before which all are older than ``timestamp``."""
-        mark = self._mark
-        with self._open(index_name(mark.base)) as offsets, self._open(time_index_name(mark.base)) as times:
-            slot, _ = search(
-                lambda slot: _time_entry(times, slot=slot)[0], mark.time_entries, TIME_ENTRY_SIZE, timestamp - 1
-            )
-            if slot < 0:
-                return 0
-            largest, ordinal = _time_entry(times, slot=slot)
-            made = bisect_left(
-                range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot=slot)[0]
-            )
-            last, end = self._place(offsets, made)
-            if slot + 1 < mark.time_entries:
-                later, behind = _time_entry(times, slot=slot + 1)
-                if later <= largest or behind <= last:
-                    raise self._doubt()
-            self._check(self._place(offsets, made - 1), (last, end), largest, ordinal)
-            return end
-
-    def _check(self, before: tuple[int, int], at: tuple[int, int], largest: int, ordinal: int) -> None:
-        # The frames from one offset entry up to the next one, which was made together with this time entry.
-        first, begin = before
-        last, end = at
-        if not (first <= ordinal <= last and begin <= end):
-            raise self._doubt()
-        count, phy_offset, newest = first, -1, NO_TIMESTAMP
-        found = -1
-        for frame in self._frames(begin, end + 1):
-            if frame.store_timestamp > newest:
-                newest, found = frame.store_timestamp, count
-            count, phy_offset = count + 1, frame.phy_offset
-        if (count - 1, phy_offset, newest, found) != (last, self._mark.base + end, largest, ordinal):
-            raise self._doubt()
-
-    def _place(self, offsets: DiskFile, slot: int) -> tuple[int, int]:
+    def place(slot: int) -> tuple[int, int]:
         # (ordinal, position) of an offset entry; before the first one, of the first message.
         if slot < 0:
-            return 0, max(self._look.coverage.begin - self._mark.base, 0)
-        ordinal, position = _offset_entry(offsets, slot=slot)
-        if slot >= self._mark.offset_entries or ordinal < 0 or not 0 <= position < self._index.log.segment_size:
-            raise self._doubt()
+            return 0, max(look.coverage.begin - mark.base, 0)
+        ordinal, position = _entry(offsets, OFFSET_ENTRY, slot)
+        if slot >= mark.offset_entries or ordinal < 0 or not 0 <= position < size:
+            raise doubt
         return ordinal, position
 
-    def _frames(self, begin: int, end: int) -> Iterator[FrameHead]:
-        base = self._mark.base
-        return FrameScan(self._index.log, self._look.coverage.passed_over).frames(base + begin, base + end)
-
-    def _doubt(self) -> CorruptDataError:
-        return CorruptDataError(f"the sparse index of segment {self._mark.base} does not fit the log")
-
-    def _open(self, name: str) -> DiskFile:
-        return self._index.disk.open_read(self._index.files.sparse / name)
+    with (
+        disk.open_read(files.sparse / index_name(mark.base)) as offsets,
+        disk.open_read(files.sparse / time_index_name(mark.base)) as times,
+    ):
+        slot, _ = search(
+            lambda slot: _entry(times, TIME_ENTRY, slot)[0], mark.time_entries, TIME_ENTRY_SIZE, timestamp - 1
+        )
+        if slot < 0:
+            return 0, NO_TIMESTAMP
+        largest, ordinal = _entry(times, TIME_ENTRY, slot)
+        made = bisect_left(range(mark.offset_entries), ordinal, key=lambda slot: _entry(offsets, OFFSET_ENTRY, slot)[0])
+        is_last = is_sealed and slot == mark.time_entries - 1
+        # The last time entry of a sealed segment may be made when it is sealed, and stands for all the rest then.
+        is_rest = is_last and made == mark.offset_entries
+        first, begin = place(made - 1)
+        last, end = (mark.messages - 1, size - 1) if is_rest else place(made)
+        if not is_last and slot + 1 < mark.time_entries:
+            later, behind = _entry(times, TIME_ENTRY, slot + 1)
+            if later <= largest or behind <= last:
+                raise doubt
+    # The frames from one offset entry up to the next one, which was made together with this time entry.
+    count, position, newest, found = first, begin, NO_TIMESTAMP, -1
+    scan = FrameScan(index.log, look.coverage.passed_over)
+    for frame in scan.frames(mark.base + begin, mark.base + end + 1):
+        if frame.store_timestamp > newest:
+            newest, found = frame.store_timestamp, count
+        count, position = count + 1, frame.phy_offset - mark.base
+    is_there = is_rest or position == end
+    if (count - 1, newest, found) != (last, largest, ordinal) or not is_there:
+        raise doubt
+    return size if is_last else end, largest
 
 
 def _entry(file: DiskFile, form: Struct, slot: int) -> tuple[int, int]:
@@ -387,10 +334,6 @@ def _entry(file: DiskFile, form: Struct, slot: int) -> tuple[int, int]:
         raise CorruptDataError(f"sparse index {file.path} has no entry {slot}, but the frontier says so")
     first, second = form.unpack(data)
     return first, second
-
-
-_offset_entry = partial(_entry, form=OFFSET_ENTRY)
-_time_entry = partial(_entry, form=TIME_ENTRY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,29 +375,20 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
         raise UsageError(
             f"{index.files.data} holds no sparse indexes", "run the daemon with sparse = true to have them built"
         )
-    coverage = look.queue_coverage
-    scan = FrameScan(index.log, coverage.passed_over)
-    frame, scanned = _first_of_time(index, look, scan, timestamp)
-    if frame is None:
-        why = why_empty(coverage, expired=0, unreadable=scan.unreadable)
-        return LogTimeAnswer(timestamp, None, None, None, scanned, scan.unreadable, coverage, why)
-    segment = frame.phy_offset - frame.phy_offset % index.log.segment_size
-    found = index.log.at(frame.phy_offset)
-    known = Hit(frame.phy_offset, frame.store_timestamp, size=frame.size)
-    hit = Hit.of(found) if isinstance(found, Message) else known
-    place = (frame.phy_offset, frame.store_timestamp, segment)
-    return LogTimeAnswer(timestamp, *place, scanned, scan.unreadable, coverage, hits=(hit,))
-
-
-def _first_of_time(index: QueryIndex, look: Look, scan: FrameScan, timestamp: int) -> tuple[FrameHead | None, int]:
     coverage, size = look.queue_coverage, index.log.segment_size
+    scan = FrameScan(index.log, coverage.passed_over)
     begin, scanned = max(coverage.begin, coverage.log_begin or 0), 0
     while begin < coverage.end:
         begin = scan_start(index, look, timestamp, begin)
-        segment_end = min(begin - begin % size + size, coverage.end)
-        for frame in scan.frames(begin, segment_end):
+        base = begin - begin % size
+        for frame in scan.frames(begin, min(base + size, coverage.end)):
             scanned += 1
             if frame.store_timestamp >= timestamp:
-                return frame, scanned
-        begin = segment_end
-    return None, scanned
+                found = index.log.at(frame.phy_offset)
+                known = Hit(frame.phy_offset, frame.store_timestamp, size=frame.size)
+                hits = (Hit.of(found) if isinstance(found, Message) else known,)
+                place = (frame.phy_offset, frame.store_timestamp, base)
+                return LogTimeAnswer(timestamp, *place, scanned, scan.unreadable, coverage, hits=hits)
+        begin = base + size
+    why = why_empty(coverage, expired=0, unreadable=scan.unreadable)
+    return LogTimeAnswer(timestamp, None, None, None, scanned, scan.unreadable, coverage, why)
