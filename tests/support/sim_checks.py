@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.consumequeue.format import QueueMark

@@ -7,7 +7,7 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt

@@ -93,11 +93,9 @@ class Decoding:
     needed: int
 
 
-def by_kernel(
-    stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True, rows_max: int = 64, topics_max: int = 1024
-) -> Decoding:
+def by_kernel(stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True, rows_max: int = 64) -> Decoding:
     """Through ``decode_frames``, with fresh columns whenever the batch is full."""
-    table = TopicTable(topics_max, 64 * topics_max)
+    table = TopicTable()
     rules = _rules(FLAVOURS[flavour], check_crc=check_crc)
     buffer = np.frombuffer(stretch.data, dtype=np.uint8)
     requests: list[DispatchRequest] = []
@@ -120,7 +118,6 @@ def by_kernel(
         requests += [request_at(batch, row) for row in range(batch.rows)]
         position = int(at)
         if outcome == Outcome.BATCH_FULL:
-            table = table if rows else table.grown()
             continue
         reason = Reason(reason)
         needed = int(total) if outcome == Outcome.NOT_YET_WRITTEN else 0
@@ -219,8 +216,6 @@ def batches(data: bytes, flavour: str, rows_max: Sequence[int], base: int = 0) -
         kept = trimmed(columns, int(rows), int(keys))
         if rows:
             made.append(DispatchBatch(kept, int(rows), base + position, base + int(at), table))
-        elif outcome == Outcome.BATCH_FULL:
-            table = table.grown()
         position = int(at)
         if outcome != Outcome.BATCH_FULL:
             assert position == len(data)

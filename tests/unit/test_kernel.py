@@ -17,7 +17,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indexd.commitlog.batcher import TopicTable
 from indexd.commitlog.bytes_kernel import CRC_TABLES, crc32, find_byte, hash_utf8, key_hash, parse_long, signed_32
 from indexd.commitlog.decoder import (
     DecoderOptions,
@@ -29,7 +28,7 @@ from indexd.commitlog.decoder import (
 )
 from indexd.commitlog.decoder import key_hash as plain_key_hash
 from indexd.commitlog.format import HEAD_SIZE, Outcome
-from indexd.commitlog.kernel import find_frame, find_topic_id, last_head
+from indexd.commitlog.kernel import find_frame, last_head
 from indexd.index.format import FLAVOURS
 from support import naive
 from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
@@ -445,7 +444,7 @@ def colliding(count: int) -> list[str]:
 
 def read_back(topics: list[str]) -> None:
     data = encode([Sample(FrameSpec(topic)) for topic in topics])
-    found = by_kernel(Stretch.of(data), rows_max=500, topics_max=16)
+    found = by_kernel(Stretch.of(data), rows_max=500)
     assert found == by_decoder(Stretch.of(data))
     assert [request.topic for request in found.requests] == topics
 
@@ -461,21 +460,3 @@ def test_the_topic_table_grows_as_needed(kind: str) -> None:
         "mixed": ["", "a", *long[:3], *colliding(64), "", "长" * 130, *(f"t{number}" for number in range(count // 2))],
     }[kind]
     read_back(topics)
-
-
-def test_a_table_keeps_its_ids_when_it_grows() -> None:
-    table = TopicTable(4, 64)
-    names = [f"topic-{number}".encode() for number in range(200)] + [b"x" * 4000, b"", b"\xed\xa0\x80"]
-    ids = {}
-    for name in names:
-        buffer = np.frombuffer(name, dtype=np.uint8)
-        value = U64(hash_utf8(buffer, U64(0), U64(len(name)), U64(0))) & U64(0xFFFFFFFF)
-        while True:
-            arrays = table.arrays
-            at = find_topic_id(buffer, U64(0), U64(len(name)), value, *arrays)
-            if at >= 0:
-                break
-            table = table.grown()
-        ids[name] = int(at)
-        assert {known: table.raw_name(topic_id) for known, topic_id in ids.items()} == {known: known for known in ids}
-    assert sorted(ids.values()) == list(range(len(names))) == list(range(len(table)))

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.evidence import Evidence
-from indexd.commitlog.lookup import LogView, TimeUpError
+from indexd.commitlog.lookup import Evidence, LogView, TimeUpError
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.cursor import SplitPoints
 from indexd.commitlog.reader import Skipped
-from indexd.commitlog.split_points import SplitPoints
 from indexd.config import Config, load
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
 from indexd.recovery.open import decode_rules

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from indexd.audit.plan import AuditPlan, index_folder
 from indexd.audit.result import Audit, BrokerFile, Hole, Orphans
-from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.load import index_key, writes_index

@@ -30,8 +30,7 @@ import numpy as np
 from indexd.audit.result import BrokerFile, FlavourRange
 from indexd.commitlog import segments
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.evidence import FrameReader
-from indexd.commitlog.lookup import LogView
+from indexd.commitlog.lookup import FrameReader, LogView
 from indexd.commitlog.segments import list_segments
 from indexd.compare.index import numbered
 from indexd.config import Config

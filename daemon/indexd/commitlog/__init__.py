@@ -6,10 +6,8 @@
 ``bytes_kernel``  loads, hashes, numbers, checksums: what the compiled pieces are made of
 ``segments``      which segment files there are, over several directories, and how far their bytes go
 ``batcher``       bytes at hand -> one DispatchBatch
-``cursor``        the open segment and the buffers that are filled from it
+``cursor``        the open segment, the buffers that are filled from it, and where inside it reading can begin
 ``tail``          the end of the log: what settles, suspects, how far the broker vouches
 ``reader``        position -> next batch or why not: end, not yet written, corrupt
-``split_points``  where inside a segment reading can begin
-``evidence``      single frames, to tell later that the log is still the same
-``lookup``        single messages, for queries and recovery, in a log that grows
+``lookup``        single frames: for queries and recovery, and to tell later that the log is still the same
 """

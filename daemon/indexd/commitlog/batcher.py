@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.bytes_kernel import CRC_TABLES
-from indexd.commitlog.decoder import decode_utf8, java_hash
 from indexd.commitlog.format import Outcome, Reason
 from indexd.commitlog.kernel import (
     Columns,
@@ -25,17 +24,20 @@ from indexd.commitlog.kernel import (
     last_head,
     store_timestamp_at,
 )
+from indexd.errors import UnsafeStoreError
 
 # The kernel asks for room for half of the longest properties text, 32767 bytes, before it takes a message.
 KEYS_MIN = 32767 // 2 + 8
 # What the key index does without.
 QUEUE_COLUMNS = frozenset({"size", "queue_offset", "batch_size", "queue_id", "topic_id", "tags_code"})
+# So many topics, with names of 16 MiB in all, one reader tells apart.
+TOPICS_MAX = 1 << 17
 
 
 class TopicTable:
-    """Topic id <-> name, shared by every batch of a reader; grows, because a broker's topics are bounded."""
+    """Topic id <-> name, shared by every batch of a reader; memory is taken as topics come."""
 
-    def __init__(self, topics_max: int = 1024, bytes_max: int = 1 << 16) -> None:
+    def __init__(self, topics_max: int = TOPICS_MAX, bytes_max: int = 1 << 24) -> None:
         self.arrays = TopicArrays(
             table=np.zeros(4 * topics_max, dtype=np.int32),
             start=np.zeros(2 * topics_max + 1, dtype=np.int64),
@@ -50,22 +52,6 @@ class TopicTable:
         """The topic's bytes as the log holds them."""
         first, last = self.arrays.start[topic_id : topic_id + 2]
         return self.arrays.data[first:last].tobytes()
-
-    def grown(self) -> TopicTable:
-        """A table of twice the size with the same ids."""
-        old = self.arrays
-        new = TopicTable(len(old.table) // 2, 2 * len(old.data))
-        new.arrays.start[: len(old.start)] = old.start
-        new.arrays.data[: len(old.data)] = old.data
-        new.arrays.known[0] = old.known[0]
-        mask = len(new.arrays.table) - 1
-        for topic_id in range(len(self)):
-            hashed = java_hash(decode_utf8(self.raw_name(topic_id))) & 0xFFFFFFFF
-            slot = (hashed ^ hashed >> 15) & mask
-            while new.arrays.table[slot]:
-                slot = (slot + 1) & mask
-            new.arrays.table[slot] = topic_id + 1
-        return new
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +89,6 @@ class DispatchBatch:
     def last_store_timestamp(self) -> int:
         """Of the last row, ms; 0 without rows."""
         return int(self.columns.store_timestamp[self.rows - 1]) if self.rows else 0
-
-    def __repr__(self) -> str:
-        return f"DispatchBatch([{self.begin_offset}, {self.end_offset}), rows={self.rows}, keys={self.keys})"
 
 
 def before(batch: DispatchBatch, end: int) -> DispatchBatch:
@@ -203,20 +186,21 @@ class Batcher:
 
         The batch has a checksum of its bytes where those of its messages are checked, and with ``sum_up``.
         """
-        while True:
-            outcome, reason, taken, total, rows, keys = decode_frames(
-                buffer,
-                np.uint64(0),
-                np.uint64(limit),
-                np.uint64(position),
-                np.uint64(segment_end),
-                rules,
-                self._columns,
-                self.topics.arrays,
+        outcome, reason, taken, total, rows, keys = decode_frames(
+            buffer,
+            np.uint64(0),
+            np.uint64(limit),
+            np.uint64(position),
+            np.uint64(segment_end),
+            rules,
+            self._columns,
+            self.topics.arrays,
+        )
+        if outcome == Outcome.BATCH_FULL and not rows:
+            raise UnsafeStoreError(
+                f"the log has more than {TOPICS_MAX} topics, or names of theirs of more than 16 MiB",
+                "without ConsumeQueues and sparse indexes (consume_queue = false, sparse = false) no topic counts",
             )
-            if outcome != Outcome.BATCH_FULL or rows:
-                break
-            self.topics = self.topics.grown()
         batch = None
         if rows:
             columns = trimmed(self._columns, int(rows), int(keys), want_queue=rules.want_queue)

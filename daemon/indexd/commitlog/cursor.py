@@ -1,10 +1,15 @@
 """Reads bytes of the segment in which a reader stands: SegmentCursor one piece at a time, ReadAhead many in advance.
 
-SegmentCursor knows files and nothing of frames. Segments expire, appear and are listed twice while it is at work.
+Segments expire, appear and are listed twice while SegmentCursor is at work.
 
 ReadAhead is for catching up, when much is left. It looks for a head some MiB ahead FIRST and then reads everything up
 to it. If the frames lead exactly there, the head is theirs, and they were complete when it was seen: one read does.
 A range stands on its own, so with workers the next ones are read and decoded while this one is built.
+
+SplitPoints finds where inside a segment reading can begin, exactly, without any index. A frame proves itself: its own
+physical offset is where it stands. But a body may hold what looks like a frame, and behind a blank record may lie what
+a longer log has left. Both are told by what stands before: a frame or a blank record that reaches beyond the point.
+Where there is one, and in the segment being written, the heads are walked from a point that is known.
 """
 
 from __future__ import annotations
@@ -18,13 +23,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import Batcher, DispatchBatch
-from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, STAMPED_SIZE
-from indexd.commitlog.kernel import Rules, find_frame, store_timestamp_at
+from indexd.commitlog.batcher import Batcher, DispatchBatch, Stretch
+from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, HEAD_SIZE, STAMPED_SIZE, Outcome
+from indexd.commitlog.kernel import Rules, find_frame, is_enclosed, store_timestamp_at, walk_heads
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, first_written, list_segments
-from indexd.errors import MissingOk
+from indexd.commitlog.tail import NEVER
+from indexd.errors import DiskError, MissingOk
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
+
+_U64 = np.uint64
 
 
 class SegmentCursor:
@@ -67,6 +75,12 @@ class SegmentCursor:
             return self._disk.stamp(self._file.path).inode != self._file.stamp().inode
         return True
 
+    @property
+    def opened(self) -> Segment:
+        """The segment that is open, as it must be."""
+        assert self.segment is not None
+        return self.segment
+
     def holds(self, offset: int) -> bool:
         """Whether the open segment holds ``offset``."""
         return self.segment is not None and self.segment.base <= offset < self.segment.end
@@ -85,76 +99,96 @@ class SegmentCursor:
             self.refresh()
         return False
 
-    def _first_bytes(self, segment: Segment) -> bytes | None:
-        # None for one that is not there any more.
-        with MissingOk(), self._disk.open_read(segment.path) as file:
-            return file.pread(BLANK_SIZE, 0)
-        return None
-
     def next_total_size(self) -> int:
         """The total size that the first frame of the next segment claims; 0 where it holds nothing or is not there."""
-        assert self.segment is not None
-        later = self.log.at(self.segment.end)
-        data = None if later is None else self._first_bytes(later)
-        return int.from_bytes((data or b"")[:4], "big")
+        later = self.log.at(self.opened.end)
+        if later is not None:
+            with MissingOk(), self._disk.open_read(later.path) as file:
+                return int.from_bytes(file.pread(4, 0), "big")
+        return 0
 
-    def next_is_in_use(self) -> bool:
+    def next_is_in_use(self, *, anywhere: bool = False) -> bool:
         """Whether a later segment holds anything: then the open one is closed for good.
 
-        A broker prepares one or two segments ahead, and a damaged disk may have blanked several: all are looked at.
+        A broker prepares one or two segments ahead, and a damaged disk may have blanked several, or the begin of one:
+        all are looked at, with ``anywhere`` to their ends.
         """
-        assert self.segment is not None
-        later = self.log.after(self.segment.end)
-        while later is not None:
-            data = self._first_bytes(later)
-            if data is None:
+        for later in self.log.after(self.opened.end):
+            is_there = False
+            with MissingOk(), self._disk.open_read(later.path) as file:
+                is_there = True
+                if any(file.pread(BLANK_SIZE, 0)) or (anywhere and first_written(file, later, later.base) > later.base):
+                    return True
+            if not is_there:
                 self.refresh()
                 return False
-            if any(data):
-                return True
-            later = self.log.after(later.end)
-        return False
-
-    def later_is_written(self) -> bool:
-        """The same, wherever in a later segment: a damaged disk may have blanked its begin. Raises DiskError."""
-        assert self.segment is not None
-        for later in self.log.segments:
-            if later.base >= self.segment.end:
-                with self._disk.open_read(later.path) as file:
-                    if first_written(file, later, later.base) > later.base:
-                        return True
         return False
 
     def fill(self, offset: int, size: int) -> int:
         """Fill the buffer from ``offset`` on with at most ``size`` bytes of the open segment; how many there are."""
-        assert self.segment is not None
-        size = min(size, self.segment.end - offset)
+        size = min(size, self.opened.end - offset)
         if size > len(self.buffer):
             self.buffer = np.empty(size, dtype=np.uint8)
         return self.read_into(self.buffer[:size], offset)
 
     def read_into(self, target: NDArray[np.uint8], offset: int) -> int:
         """Read bytes of the open segment somewhere else; how many there are."""
-        assert self.segment is not None
         assert self._file is not None
-        return self._file.pread_into(target.data, offset - self.segment.base)
-
-    def has_bytes(self, offset: int) -> bool:
-        """Whether anything but zeros stands at ``offset`` in the open segment."""
-        return bool(self.buffer[: self.fill(offset, BLANK_SIZE)].any())
+        return self._file.pread_into(target.data, offset - self.opened.base)
 
     def is_written(self, offset: int) -> bool:
         """Whether anything but zeros stands at ``offset`` in the open segment or behind it."""
-        assert self.segment is not None
         assert self._file is not None
-        return self._written_end.of(self._file, self.segment, offset) > offset
+        return self._written_end.of(self._file, self.opened, offset) > offset
+
+    def decode(
+        self,
+        batcher: Batcher,
+        rules: Rules,
+        offset: int,
+        size: int,
+        largest: int | None = None,
+        *,
+        sum_up: bool = False,
+    ) -> tuple[int, Stretch]:
+        """The frames in ``size`` bytes at ``offset`` of the open segment, or one that is longer, up to ``largest``.
+
+        With how many bytes of them are there.
+        """
+        while True:
+            limit = self.fill(offset, size)
+            found = batcher.decode(self.buffer, limit, offset, self.opened.end, rules, sum_up=sum_up)
+            is_cut = found.batch is None and found.outcome is Outcome.NOT_YET_WRITTEN and found.total > limit
+            if not is_cut or found.total == size or (largest is not None and found.total > largest):
+                return limit, found
+            size = found.total
+
+    def next_proven(self, batcher: Batcher, rules: Rules, begin: int, window: int, not_before: int) -> int | None:
+        """The offset of the next frame behind ``begin`` that proves itself by its offset, lengths and checksums.
+
+        Those with a store timestamp below ``not_before`` do not count: in a segment that is being written they are what
+        an older and longer log has left behind. None if the open segment has none.
+        """
+        offset = begin + 1
+        while offset < self.opened.end:
+            limit = self.fill(offset, window)
+            at = int(find_frame(self.buffer, _U64(0), _U64(limit), _U64(offset)))
+            if at >= limit:
+                # A head that straddles two windows is found in the second.
+                offset += max(limit - HEAD_SIZE + 1, 1)
+                continue
+            offset += at
+            _, found = self.decode(batcher, rules, offset, window)
+            if found.batch is not None and int(found.batch.columns.store_timestamp[0]) >= not_before:
+                return offset
+            offset += 1
+        return None
 
     def spare_pages(self) -> None:
         """Give page cache back from now on, if the open segment is so old that this is wanted; before it is read."""
-        assert self.segment is not None
         assert self._file is not None
-        if self._drop_behind is not None and self.segment.end + self._drop_behind <= self.log.segments[-1].end:
-            self._pages = ReadPages(self._file, self.segment.size)
+        if self._drop_behind is not None and self.opened.end + self._drop_behind <= self.log.segments[-1].end:
+            self._pages = ReadPages(self._file, self.opened.size)
 
     def give_back(self, until: int) -> int:
         """Everything of the open segment before ``until`` was read; the bytes of page cache given back now."""
@@ -182,7 +216,6 @@ class _Range(NamedTuple):
 
     begin: int
     size: int
-    segment_end: int
     newest: int
 
 
@@ -235,17 +268,17 @@ class ReadAhead:
         if segment is None or begin + _PROBE_SIZE > segment.end:
             return None
         count = self._cursor.read_into(self._probe, begin)
-        at = int(find_frame(self._probe, np.uint64(0), np.uint64(count), np.uint64(begin)))
+        at = int(find_frame(self._probe, _U64(0), _U64(count), _U64(begin)))
         if at + STAMPED_SIZE > count:
             return None
-        return _Range(position, begin + at - position, segment.end, int(store_timestamp_at(self._probe, np.uint64(at))))
+        return _Range(position, begin + at - position, int(store_timestamp_at(self._probe, _U64(at))))
 
     def _decode(self, found: _Range, rules: Rules, *, sum_up: bool) -> DispatchBatch | None:
         buffer, batcher = tools = self._tools.get()
         try:
             if self._cursor.read_into(buffer[: found.size], found.begin) != found.size:
                 return None
-            batch = batcher.decode(buffer, found.size, found.begin, found.segment_end, rules, sum_up=sum_up).batch
+            batch = batcher.decode(buffer, found.size, found.begin, self._cursor.opened.end, rules, sum_up=sum_up).batch
         finally:
             self._tools.put(tools)
         # Times that never fall up to the head's: no frame of it is of an older log.
@@ -253,3 +286,92 @@ class ReadAhead:
             return None
         times = batch.columns.store_timestamp[: batch.rows]
         return batch if bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= found.newest else None
+
+
+class SplitPoints:
+    """Finds them. ``window`` bytes are read at a time; ``drop_behind`` as in ReaderOptions.
+
+    Raises DiskError, UnsafeStoreError. One owner, no locks.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directories: tuple[Path, ...],
+        segment_size: int,
+        rules: Rules,
+        window: int = 4 << 20,
+        drop_behind: int | None = None,
+    ) -> None:
+        self._cursor = SegmentCursor(disk, directories, segment_size, window, drop_behind)
+        self._rules = rules._replace(check_crc=True)
+        self._batcher = Batcher(1)
+        self._window = window
+        self._cursor.refresh()
+
+    @property
+    def log(self) -> SegmentList:
+        """The segments as they were listed at the start."""
+        return self._cursor.log
+
+    def is_in_use(self, offset: int) -> bool:
+        """Whether the segment that holds ``offset`` is there and holds anything: a broker makes one ahead."""
+        return self._open(offset) and any(self._cursor.buffer[: self._cursor.fill(self._cursor.opened.base, 8)])
+
+    def at(self, offset: int, known: int) -> int | None:
+        """Where the first message at or behind ``offset`` begins, in the segment that holds it.
+
+        ``known``: where a message begins in this segment, or the segment itself, at or before ``offset``. None where
+        the log cannot be followed that far: it ends before, the segment does, or bytes are no frame.
+        """
+        if offset == known:
+            return offset
+        if not self._open(offset):
+            return None
+        if not self._cursor.next_is_in_use():
+            return self._walk(offset, known)
+        found = self._cursor.next_proven(self._batcher, self._rules, offset - 1, self._window, NEVER)
+        if found is None:
+            return self._walk(offset, known)
+        return self._walk(offset, known) if self._is_enclosed(found) else found
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._cursor.close()
+
+    def _open(self, offset: int) -> bool:
+        if self._cursor.holds(offset):
+            return True
+        if not self._cursor.open(offset):
+            return False
+        # A point is proven by what stands up to a whole frame before it.
+        self._cursor.spare_pages()
+        return True
+
+    def _is_enclosed(self, offset: int) -> bool:
+        begin = max(offset - int(self._rules.frame_size_max), self._cursor.opened.base)
+        while begin < offset:
+            # Heads that straddle two windows are seen in the second.
+            limit = self._cursor.fill(begin, min(self._window, offset - begin))
+            if limit == 0:
+                raise DiskError("read", self._cursor.opened.path, OSError("it is shorter than it was"))
+            if is_enclosed(self._cursor.buffer, _U64(limit), _U64(begin), _U64(self._cursor.opened.end), _U64(offset)):
+                return True
+            begin += limit if begin + limit >= offset else max(limit - HEAD_SIZE, 1)
+        return False
+
+    def _walk(self, offset: int, known: int) -> int | None:
+        while known < offset:
+            found = self._step(known, self._window, offset)
+            if found is None:
+                return None
+            known = found
+        # A message must stand there, begun at least: not a blank record, or what a longer log has left.
+        return known if self._step(known, HEAD_SIZE, known + 1) is not None else None
+
+    def _step(self, known: int, size: int, offset: int) -> int | None:
+        # Along the heads of so many bytes; None if none follows.
+        limit = self._cursor.fill(known, size)
+        end, largest = _U64(self._cursor.opened.end), self._rules.frame_size_max
+        taken, goes_on = walk_heads(self._cursor.buffer, _U64(limit), _U64(known), end, largest, _U64(offset))
+        return known + int(taken) if goes_on and int(taken) else None

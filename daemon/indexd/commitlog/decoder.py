@@ -172,6 +172,8 @@ class Message:
         return (host + struct.pack(">iq", self.store_host[1], self.phy_offset)).hex().upper()
 
 
+#: (position behind the hosts, body, topic, properties) of a whole frame.
+Parts = tuple[int, bytes, bytes, bytes]
 Decoded = Message | EndOfFile | NotYetWritten | Corrupt
 #: The same, a frame as its bytes.
 Framed = bytes | EndOfFile | NotYetWritten | Corrupt
@@ -188,68 +190,56 @@ class DecoderOptions:
 
 def decode_frame(data: bytes, position: int, phy_offset: int, segment_end: int, options: DecoderOptions) -> Decoded:
     """What stands at ``data[position]``: physical offset ``phy_offset`` of a segment that ends at ``segment_end``."""
-    head = _head(data, position, phy_offset, segment_end, options)
-    if not isinstance(head, tuple):
-        return head
-    total, magic = head
-    return _decode_whole(data[position : position + total], phy_offset, magic, options)
+    found = _frame_at(data, position, phy_offset, segment_end, options)
+    return _decode_whole(*found, phy_offset, options) if isinstance(found, tuple) else found
 
 
 def check_frame(data: bytes, phy_offset: int, segment_end: int, options: DecoderOptions) -> Framed:
-    """The bytes of the frame at the start of ``data``, by the same rules, its CRCs always checked, none of it decoded.
+    """The bytes of the frame at the start of ``data``, by the same rules, none of it decoded.
 
     Only what the properties mean is not looked at: whoever decodes the frame judges that.
     """
-    head = _head(data, 0, phy_offset, segment_end, options)
-    if not isinstance(head, tuple):
-        return head
-    total, magic = head
-    whole = data[:total]
-    parts = walk_frame(whole, magic)
-    if parts is None:
-        return Corrupt(phy_offset, Reason.LENGTHS_DISAGREE.text)
-    reason = _check_crc(whole, parts[1], parts[3])
-    return whole if reason is Reason.NONE else Corrupt(phy_offset, reason.text)
+    found = _frame_at(data, 0, phy_offset, segment_end, options)
+    return found[0] if isinstance(found, tuple) else found
 
 
-def _head(
+def _frame_at(
     data: bytes, position: int, phy_offset: int, segment_end: int, options: DecoderOptions
-) -> tuple[int, int] | EndOfFile | NotYetWritten | Corrupt:
-    # (total size, magic) of a frame that ``data`` has whole.
+) -> tuple[bytes, Parts] | EndOfFile | NotYetWritten | Corrupt:
     left = len(data) - position
     if left < frame.BLANK_SIZE:
         return NotYetWritten(phy_offset)
     total, magic = _SIZE_AND_MAGIC(data, position)
-    if magic == frame.MAGIC_BLANK:
-        return (
-            EndOfFile(phy_offset) if phy_offset + total == segment_end else Corrupt(phy_offset, Reason.BAD_BLANK.text)
-        )
+    if magic == frame.MAGIC_BLANK and phy_offset + total == segment_end:
+        return EndOfFile(phy_offset)
     if magic == 0:
         return NotYetWritten(phy_offset)
+    reason, parts = Reason.NONE, None
     if magic not in _MAGICS:
         inner = int.from_bytes(data[position + 52 : position + 56], "big")
         is_dledger = inner in _MAGICS and total == frame.MAGIC_DLEDGER
-        return Corrupt(phy_offset, (Reason.DLEDGER if is_dledger else Reason.BAD_MAGIC).text)
-    if not frame.FRAME_SIZE_MIN <= total <= options.frame_size_max or phy_offset + total > segment_end:
-        return Corrupt(phy_offset, Reason.BAD_TOTAL_SIZE.text)
-    if left < frame.HEAD_SIZE:
+        other = Reason.DLEDGER if is_dledger else Reason.BAD_MAGIC
+        reason = Reason.BAD_BLANK if magic == frame.MAGIC_BLANK else other
+    elif not frame.FRAME_SIZE_MIN <= total <= options.frame_size_max or phy_offset + total > segment_end:
+        reason = Reason.BAD_TOTAL_SIZE
+    elif left < frame.HEAD_SIZE:
         return NotYetWritten(phy_offset, total)
-    if _PHY_OFFSET(data, position + 28)[0] != phy_offset:
-        return Corrupt(phy_offset, Reason.WRONG_PHYSICAL_OFFSET.text)
-    if left < total:
+    elif _PHY_OFFSET(data, position + 28)[0] != phy_offset:
+        reason = Reason.WRONG_PHYSICAL_OFFSET
+    elif left < total:
         return NotYetWritten(phy_offset, total)
-    return total, magic
+    else:
+        whole = data[position : position + total]
+        parts = walk_frame(whole, magic)
+        if parts is None:
+            reason = Reason.LENGTHS_DISAGREE
+        elif options.check_crc:
+            reason = _check_crc(whole, parts[1], parts[3])
+    return Corrupt(phy_offset, reason.text) if reason or parts is None else (whole, parts)
 
 
-def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOptions) -> Message | Corrupt:
-    parts = walk_frame(data, magic)
-    if parts is None:
-        return Corrupt(phy_offset, Reason.LENGTHS_DISAGREE.text)
+def _decode_whole(data: bytes, parts: Parts, phy_offset: int, options: DecoderOptions) -> Message | Corrupt:
     after_hosts, body, topic, raw_properties = parts
-    if options.check_crc:
-        reason = _check_crc(data, body, raw_properties)
-        if reason is not Reason.NONE:
-            return Corrupt(phy_offset, reason.text)
     body_crc, queue_id, flag, queue_offset, _, sys_flag, born_timestamp = struct.unpack_from(">IiiqqIq", data, 8)
     born, stored = _host_sizes(sys_flag)
     store_timestamp = _TIMESTAMP(data, 48 + born)[0]
@@ -267,7 +257,7 @@ def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOpti
     return Message(
         phy_offset=phy_offset,
         size=len(data),
-        magic=magic,
+        magic=_SIZE_AND_MAGIC(data, 0)[1],
         body_crc=body_crc,
         queue_id=queue_id,
         flag=flag,
@@ -286,8 +276,8 @@ def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOpti
     )
 
 
-def walk_frame(data: bytes, magic: int) -> tuple[int, bytes, bytes, bytes] | None:
-    """(position behind the hosts, body, topic, properties), or None when the lengths do not add up."""
+def walk_frame(data: bytes, magic: int) -> Parts | None:
+    """The parts of a frame, or None when the lengths do not add up."""
     born, stored = _host_sizes(_UNSIGNED_INT(data, 36)[0])
     after_hosts, size = 56 + born + stored, len(data)
     at = after_hosts + 12

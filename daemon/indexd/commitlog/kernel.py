@@ -76,16 +76,13 @@ def _span_of_name(buffer, start, end):  # type: ignore[no-untyped-def]
             return KEYS
         if word == _WORD_TAGS:
             return TAGS
-    elif size == np.uint64(8):
-        if load_u64(buffer, start) == _WORD_UNIQ_KEY:
-            return UNIQ_KEY
-    elif size == np.uint64(5):
-        if equals(buffer, start, end, _NAME_DELAY):
-            return DELAY
-    elif size == np.uint64(9):
-        if equals(buffer, start, end, _NAME_INNER_NUM):
-            return INNER_NUM
-    elif size == np.uint64(10) and equals(buffer, start, end, _NAME_INNER_BASE):
+    if size == np.uint64(8) and load_u64(buffer, start) == _WORD_UNIQ_KEY:
+        return UNIQ_KEY
+    if equals(buffer, start, end, _NAME_DELAY):
+        return DELAY
+    if equals(buffer, start, end, _NAME_INNER_NUM):
+        return INNER_NUM
+    if equals(buffer, start, end, _NAME_INNER_BASE):
         return INNER_BASE
     return NO_SPAN
 

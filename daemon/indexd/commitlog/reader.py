@@ -33,17 +33,15 @@ from indexd.commitlog.format import (
     Reason,
 )
 from indexd.commitlog.kernel import Rules, last_head, store_timestamp_at
-from indexd.commitlog.segments import Segment, SegmentList
+from indexd.commitlog.segments import SegmentList
 from indexd.commitlog.tail import (
     NEVER,
     UNREADABLE_TIMESTAMP,
     LogLimit,
     Settling,
     Stand,
-    decode_at,
     first_older,
     has_nul,
-    next_proven,
     stand_of,
 )
 from indexd.errors import DisturbedError, UnsafeStoreError
@@ -181,7 +179,7 @@ class LogReader:
             return proven
         if self._clock() >= self.refresh_due:
             self.refresh()
-        elif self._quiet_looks and self._cursor.holds(self.position) and not self._cursor.has_bytes(self.position):
+        elif self._quiet_looks and self._cursor.holds(self.position) and not any(self._head_here()):
             self._quiet_looks -= 1
             return NotYetWritten(self.position)
         self._quiet_looks = 0
@@ -199,7 +197,7 @@ class LogReader:
                 self._cursor.spare_pages()
         limit = self._limit()
         self._vouched_until = limit or 0
-        if limit is None or limit >= self._segment.end:
+        if limit is None or limit >= self._cursor.opened.end:
             return self._read_closed() if self._is_closed else self._read_tail(limit)
         return self._read_tail(limit) if self.position < limit else self._stay()
 
@@ -208,7 +206,7 @@ class LogReader:
         limit, vouched = self.log_limit, None
         if limit is not None and limit.bounds:
             vouched = limit.offset
-            if (vouched is None or vouched <= self.position) and self._cursor.has_bytes(self.position):
+            if (vouched is None or vouched <= self.position) and any(self._head_here()):
                 vouched = limit.ask(self.position, self._head_here())
         if vouched is None and self._denied is not None:
             if self._denied == (self.position, self._head_here()):  # so it stays while the broker is silent
@@ -277,33 +275,26 @@ class LogReader:
         self._ahead.stop()
         self._cursor.close()
 
-    @property
-    def _segment(self) -> Segment:
-        segment = self._cursor.segment
-        assert segment is not None
-        return segment
-
     def _meet_gap(self) -> NotYetWritten | Corrupt | Skipped:
         # No segment holds the position; DisturbedError for a log that ends before what was read of it.
-        position, first, later = self.position, self.log.min_offset, self.log.after(self.position)
-        if first is not None and position < first:
+        position, log, later = self.position, self.log, self.log.after(self.position)
+        if position < (log.min_offset or 0):
             what = "the log begins behind it: its segments have expired"
-            return self._skip_to(Skipped(position, first, what, is_expired=True))
-        if later is None:
-            if first is not None and position > self.log.segments[-1].end:
-                end = self.log.segments[-1].end
-                raise DisturbedError(f"the log was cut: it ends at {end}, before {position}, which was read")
-            return NotYetWritten(position)
-        if self._options.skip_corrupt:
-            return self._skip_to(Skipped(position, later.base, SEGMENTS_MISSING))
-        name = f"{position // later.size * later.size:020d}"
-        what = f"nothing is named {name}, or a link to no plain file"
-        return Corrupt(position, f"the segments between here and {later.path} are missing: {what}", None)
+            return self._skip_to(Skipped(position, log.min_offset or 0, what, is_expired=True))
+        if later and self._options.skip_corrupt:
+            return self._skip_to(Skipped(position, later[0].base, SEGMENTS_MISSING))
+        if later:
+            what = f"the segments between here and {later[0].path} are missing, or links to no plain file"
+            return Corrupt(position, what, None)
+        if log.segments and position > log.segments[-1].end:
+            end = log.segments[-1].end
+            raise DisturbedError(f"the log was cut: it ends at {end}, before {position}, which was read")
+        return NotYetWritten(position)
 
     def _decode(
         self, size: int, rules: Rules, largest: int | None = None, *, sum_up: bool = False
     ) -> tuple[int, Stretch]:
-        return decode_at(self._cursor, self._batcher, rules, self.position, size, largest, sum_up=sum_up)
+        return self._cursor.decode(self._batcher, rules, self.position, size, largest, sum_up=sum_up)
 
     def _head_here(self) -> bytes:
         # So many bytes that a frame which is written here changes them.
@@ -317,10 +308,9 @@ class LogReader:
         """Go on behind what cannot be read: at the next proven frame or segment, at ``until`` at the latest."""
         if self._cursor.holds(self.position):
             found = self._next_proven(NEVER)
-            begin = self._segment.end if found is None else found
+            begin = self._cursor.opened.end if found is None else found
         else:
-            later = self.log.after(self.position)
-            begin = until if later is None else later.base
+            begin = next((later.base for later in self.log.after(self.position)), until)
         self.position = min(begin, until)
         self._settling.clear()
 
@@ -345,13 +335,13 @@ class LogReader:
         head = read_head(self._head_here())
         if head is None:  # so few bytes are left that no frame ended there
             return False
-        is_blank = head.magic == MAGIC_BLANK and head.size == self._segment.end - self.position
+        is_blank = head.magic == MAGIC_BLANK and head.size == self._cursor.opened.end - self.position
         is_known = head.magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK) and not is_blank
         return head.size == end - self.position or head.phy_offset == self.position or is_known
 
     def _next_proven(self, not_before: int) -> int | None:
         window = self._options.read_size
-        found = next_proven(self._cursor, self._batcher, self._checked_rules, self.position, window, not_before)
+        found = self._cursor.next_proven(self._batcher, self._checked_rules, self.position, window, not_before)
         limit = self.log_limit
         if found is None or limit is None or not limit.bounds or limit.offset is None:
             return found
@@ -359,7 +349,7 @@ class LogReader:
 
     def _take_new(self, batch: DispatchBatch) -> DispatchBatch | NotYetWritten:
         """Take as much of a batch of the segment being written as is the log's: about suspects the broker is asked."""
-        if (batch.begin_offset if self._taken_until is None else self._taken_until) <= self._segment.base:
+        if (batch.begin_offset if self._taken_until is None else self._taken_until) <= self._cursor.opened.base:
             # A segment behind another is begun when that is over.
             self.newest_timestamp, self.unproven_from = self.last_timestamp, None
         times, offsets = batch.columns.store_timestamp[: batch.rows], batch.columns.phy_offset[: batch.rows]
@@ -419,10 +409,10 @@ class LogReader:
         return replace(batch, unproven_from=self.unproven_from, newest_timestamp=self.newest_timestamp)
 
     def _read_closed(self) -> Poll:
-        checked = self._options.verify_crc or self._segment.end <= self.check_until
+        checked = self._options.verify_crc or self._cursor.opened.end <= self.check_until
         rules = self._checked_rules if checked else self._fast_rules
         # What the broker writes anew while it waits to be built is told by the sum of its bytes alone.
-        sum_up = self._options.check_tail and self._segment in self.log.segments[-_SUMMED_SEGMENTS:]
+        sum_up = self._options.check_tail and self._cursor.opened in self.log.segments[-_SUMMED_SEGMENTS:]
         batch = self._ahead.take(self.position, rules, sum_up=sum_up) if self._is_streaming else None
         if batch is not None:
             return self._take_proven(batch)
@@ -437,7 +427,7 @@ class LogReader:
 
     def _read_tail(self, vouched: int | None = None) -> Poll:
         if vouched is not None:
-            self._complete_until = min(vouched, self._segment.end)
+            self._complete_until = min(vouched, self._cursor.opened.end)
         rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
             is_ahead = self._is_streaming and not self.is_undecided
@@ -446,7 +436,7 @@ class LogReader:
                 return self._take_new(batch)
             size = min(self._tail_size, self._options.read_size)
             limit = self._cursor.fill(self.position, size)
-            end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
+            end, largest = _U64(self._cursor.opened.end), self._checked_rules.frame_size_max
             head = int(last_head(self._cursor.buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
             if head == 0:
                 return self._read_newest(size)
@@ -475,7 +465,7 @@ class LogReader:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
         # A blank record counts once the next segment is in use: a longer log that was cut has left one, too.
         is_blank = outcome is Outcome.END_OF_FILE
-        if is_blank and self._options.take_older and self._cursor.later_is_written():
+        if is_blank and self._options.take_older and self._cursor.next_is_in_use(anywhere=True):
             return self._end_of_segment()
         is_due, self._looked_behind = self._looked_behind != self.refresh_due, self.refresh_due  # once a listing
         may_ask = is_due and not is_blank and self.log_limit is not None
@@ -494,11 +484,11 @@ class LogReader:
     def _hides_frames(self) -> bool:
         # A broker ends a segment where the next message has no room. Where that has room, and frames stand behind the
         # blank record, it is none of the broker's; else they are what a longer log that was cut has left.
-        room = self._segment.end - self.position - BLANK_SIZE
+        room = self._cursor.opened.end - self.position - BLANK_SIZE
         return 0 < self._cursor.next_total_size() <= room and self._next_proven(NEVER) is not None
 
     def _end_of_segment(self) -> Poll:
-        self.position = self._segment.end
+        self.position = self._cursor.opened.end
         self.counters.dropped_bytes += self._cursor.give_back(self.position)
         self._settling.clear()
         self.close()
@@ -526,7 +516,7 @@ class LogReader:
         return self._stay() if is_end else self._meet_corrupt(reason)
 
     def _meet_corrupt(self, reason: Reason) -> Corrupt | Skipped:
-        path = self._segment.path
+        path = self._cursor.opened.path
         if reason is Reason.DLEDGER:
             raise UnsafeStoreError(
                 f"{path} is a DLedger log, which is not read",
@@ -534,7 +524,7 @@ class LogReader:
             )
         target = self._next_of_log() if self._options.skip_corrupt else None
         if target is None and self._options.skip_corrupt and self._is_closed:
-            target = self._segment.end
+            target = self._cursor.opened.end
         if target is None:
             return Corrupt(self.position, reason.text, path)
         if not self._is_closed:
@@ -551,7 +541,7 @@ class LogReader:
         if self.is_undecided and not self._settling.is_frame:
             return True
         behind = self.position + size
-        if not (is_due or self._options.take_older) or behind >= self._segment.end:
+        if not (is_due or self._options.take_older) or behind >= self._cursor.opened.end:
             return False
         is_written = self._cursor.is_written(behind)
         return is_written and (not self._options.take_older or self._next_of_log() is not None)

@@ -10,7 +10,6 @@ there. ``WrittenEnd`` tells whether bytes stand behind zeros, which may hide mes
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -54,10 +53,9 @@ class SegmentList:
         number = bisect_right(self.segments, offset, key=_BASE)
         return self.segments[number - 1] if number and offset < self.segments[number - 1].end else None
 
-    def after(self, offset: int) -> Segment | None:
-        """The first segment that begins at ``offset`` or behind it."""
-        number = bisect_left(self.segments, offset, key=_BASE)
-        return self.segments[number] if number < len(self.segments) else None
+    def after(self, offset: int) -> tuple[Segment, ...]:
+        """The segments that begin at ``offset`` or behind it."""
+        return self.segments[bisect_left(self.segments, offset, key=_BASE) :]
 
 
 def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) -> SegmentList:
@@ -89,22 +87,17 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
             "give the broker's storePathRootDir as --store, or its storePathCommitLog as --commit-log-paths",
         )
     if wrong:
-        raise _wrong_size(len(found), wrong, segment_size)
+        # The largest file decides: what is larger than a segment was not cut.
+        path, base, size = max(wrong, key=itemgetter(2))
+        what = f"has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
+        if size == segment_size:
+            what = f"begins at {base}, which is no multiple of segment_size {segment_size}"
+        raise UnsafeStoreError(
+            f"segment {path} {what}",
+            "give the broker's own --segment-size, or its file with --broker-conf; if that is right, this file is cut "
+            "or foreign: put the whole one there, or take it out of the log",
+        )
     return SegmentList(tuple(found[base] for base in sorted(found)))
-
-
-def _wrong_size(fitting: int, wrong: Sequence[tuple[Path, int, int]], segment_size: int) -> UnsafeStoreError:
-    # The largest file decides, so that hints never lead in a circle: what is larger than a segment was not cut.
-    path, base, size = max(wrong, key=itemgetter(2))
-    what = f"has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
-    if size == segment_size:
-        what = f"begins at {base}, which is no multiple of segment_size {segment_size}"
-    hint = f"give --segment-size {size}, or the broker's own file with --broker-conf"
-    if size == segment_size or base % size or (fitting and size < segment_size):
-        hint = "this file is cut or foreign: put the whole one there, or take it out of the log"
-    elif len(wrong) == 1 and size < segment_size:
-        hint = f"either the file is cut: put the whole one there; or it is not: {hint}"
-    return UnsafeStoreError(f"segment {path} {what}", hint)
 
 
 # What is looked at a step: of 1 GiB, 18 of them.
@@ -132,19 +125,16 @@ def log_end(disk: Disk, log: SegmentList, known: int) -> int:
 
 def end_within(file: DiskFile, segment: Segment, known: int) -> int:
     """Behind the last byte of a segment that is not zero, found by halving; everything before ``known`` is written."""
-    # Blocks before ``low`` are written, those from ``high`` on are not.
-    low = (known - segment.base) // _BLOCK_SIZE
-    high = -(-segment.size // _BLOCK_SIZE)
-    while low < high:
-        middle = (low + high) // 2
-        if not is_zero(file.pread(_BLOCK_SIZE, middle * _BLOCK_SIZE)):
-            low = middle + 1
-        else:
-            high = middle
-    if low == 0:
+    blocks, known_blocks = -(-segment.size // _BLOCK_SIZE), (known - segment.base) // _BLOCK_SIZE
+
+    def is_unwritten(block: int) -> bool:
+        return is_zero(file.pread(_BLOCK_SIZE, block * _BLOCK_SIZE))
+
+    written = bisect_left(range(blocks), True, lo=known_blocks, key=is_unwritten)
+    if written == 0:
         return segment.base
-    last = file.pread(_BLOCK_SIZE, (low - 1) * _BLOCK_SIZE).rstrip(b"\0")
-    return segment.base + (low - 1) * _BLOCK_SIZE + len(last)
+    last = file.pread(_BLOCK_SIZE, (written - 1) * _BLOCK_SIZE).rstrip(b"\0")
+    return segment.base + (written - 1) * _BLOCK_SIZE + len(last)
 
 
 class WrittenEnd:

@@ -9,8 +9,6 @@ that frame may be the only one that was written after a cut.
 
 Behind a log that was cut may stand whole frames of the longer one, which prove themselves as any other. Who writes the
 log is the only one that knows where it ends: LogLimit asks the broker. What it has named was written whole before.
-
-Behind damage the log goes on at the next frame that proves itself by its own offset, its lengths and its checksums.
 """
 
 from __future__ import annotations
@@ -22,12 +20,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import Batcher, Stretch
-from indexd.commitlog.cursor import SegmentCursor
 from indexd.commitlog.decoder import walk_frame
-from indexd.commitlog.evidence import FrameReader
-from indexd.commitlog.format import HEAD_SIZE, STAMPED_SIZE, Outcome
-from indexd.commitlog.kernel import Rules, find_frame
+from indexd.commitlog.format import STAMPED_SIZE
+from indexd.commitlog.lookup import FrameReader
 
 
 class Settling:
@@ -136,53 +131,4 @@ def ask_what_stands(limit: LogLimit, frames: FrameReader, end: int) -> bytes | N
         if limit.ends_at(end, head):
             return head
         time.sleep(_PAUSE)
-    return None
-
-
-def decode_at(
-    cursor: SegmentCursor,
-    batcher: Batcher,
-    rules: Rules,
-    offset: int,
-    size: int,
-    largest: int | None = None,
-    *,
-    sum_up: bool = False,
-) -> tuple[int, Stretch]:
-    """The frames in ``size`` bytes at ``offset`` of the open segment, or one that is longer, up to ``largest`` bytes.
-
-    With how many bytes of them are there.
-    """
-    assert cursor.segment is not None
-    limit = cursor.fill(offset, size)
-    found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules, sum_up=sum_up)
-    is_cut = found.batch is None and found.outcome is Outcome.NOT_YET_WRITTEN and found.total > limit
-    if is_cut and (largest is None or found.total <= largest):
-        limit = cursor.fill(offset, found.total)
-        found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules, sum_up=sum_up)
-    return limit, found
-
-
-def next_proven(
-    cursor: SegmentCursor, batcher: Batcher, rules: Rules, begin: int, window: int, not_before: int
-) -> int | None:
-    """The offset of the next proven frame behind ``begin`` in the open segment, or None.
-
-    Frames with a store timestamp below ``not_before`` do not count: in a segment that is being written they are what an
-    older and longer log has left behind.
-    """
-    assert cursor.segment is not None
-    offset = begin + 1
-    while offset < cursor.segment.end:
-        limit = cursor.fill(offset, window)
-        at = int(find_frame(cursor.buffer, np.uint64(0), np.uint64(limit), np.uint64(offset)))
-        if at >= limit:
-            # A head that straddles two windows is found in the second.
-            offset += max(limit - HEAD_SIZE + 1, 1)
-            continue
-        offset += at
-        _, found = decode_at(cursor, batcher, rules, offset, window)
-        if found.batch is not None and int(found.batch.columns.store_timestamp[0]) >= not_before:
-            return offset
-        offset += 1
     return None

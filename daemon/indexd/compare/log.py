@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch, before
-from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.lookup import Evidence, Stretch
 from indexd.commitlog.reader import LogReader
 from indexd.compare.index import ComparedFile, Keys, keys_of
 from indexd.compare.queues import QueueComparison

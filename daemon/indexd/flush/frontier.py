@@ -52,7 +52,7 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from indexd.commitlog.evidence import Evidence
+from indexd.commitlog.lookup import Evidence
 from indexd.consumequeue.format import QueueMark, QueuesMark
 from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.index.format import FileMark, IndexLayout, files_from_json, files_to_json

@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, Stretch, newest, thinned
+from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, Stretch, newest, thinned
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.errors import DiskError, DisturbedError, MissingStoreError
 from indexd.storage.disk import Disk

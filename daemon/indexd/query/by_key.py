@@ -9,7 +9,7 @@ time that was asked for. The broker's own answer: IndexService.queryOffset with 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from indexd.index.reader import IndexFileReader
 from indexd.query.by_time import time_bound
 from indexd.query.coverage import ABSENT, ABSENT_BEFORE, Coverage, why_empty
 from indexd.query.message import TIME_MAX, HasHits, Hit
-from indexd.query.source import Look, OpenIndexFile, QueryIndex
+from indexd.query.source import Look, QueryIndex
 
 _DIFF_MAX = 2**31 - 1
 #: Behind every physical offset.
@@ -169,24 +169,34 @@ def scan(file: IndexFileReader, key_hash: int, wanted: Wanted, mark: FileMark) -
 
     For a file whose slots a crash may have left behind or ahead of its entries.
     """
-    looked_for = struct.pack(">i", key_hash)
     end = min(mark.header.index_count, file.layout.index_num)
     least, largest = wanted.differences(mark.header)
+    (looked_for,) = struct.unpack("=i", struct.pack(">i", key_hash))
     while end > 1:
-        first, is_read = max(end - _ENTRIES_PER_SCAN, 1), True
+        first = max(end - _ENTRIES_PER_SCAN, 1)
         data = file.file.pread((end - first) * ENTRY_SIZE, file.layout.entry_position(first))
-        position = data.rfind(looked_for)
-        while position >= 0:
-            number, rest = divmod(position, ENTRY_SIZE)
-            if rest == 0:
-                _, phy_offset, time_diff, _ = unpack_fields(data, position)
-                is_wanted = phy_offset < wanted.before and may_match(first + number, time_diff, least, largest)
-                if is_wanted or is_read:
-                    yield phy_offset, is_wanted
-                number, is_read = number - 1, False
-            # The next place that counts is the start of an entry: for hash 0 most bytes look like one.
-            position = data.rfind(looked_for, 0, max(number * ENTRY_SIZE + len(looked_for), 0))
+        hashes = memoryview(data).cast("i")[:: ENTRY_SIZE // 4].tolist()  # in the machine's byte order
+        for number in reversed([number for number, found in enumerate(hashes) if found == looked_for]):
+            _, phy_offset, time_diff, _ = unpack_fields(data, number * ENTRY_SIZE)
+            yield phy_offset, phy_offset < wanted.before and may_match(first + number, time_diff, least, largest)
         end = first
+
+
+def entries_of(index: QueryIndex, look: Look, query: KeyQuery) -> Iterator[tuple[int, bool]]:
+    """What ``chain`` and ``scan`` give of all files, newest first, from before the query's ``before``."""
+    wanted = Wanted(query.begin, query.end, OFFSET_END if query.before is None else query.before)
+    key_hash = index_key_hash(query.topic, query.key, query.index_type)
+    for reader, mark in index.newest_first(look):
+        header = mark.header if mark is not None and mark.full else None
+        if header is not None and header.begin_phy_offset >= wanted.before:
+            continue
+        entries = chain(reader, key_hash, wanted, header)
+        if look.is_unclean and mark is not None and header is None:
+            entries = scan(reader, key_hash, wanted, mark)
+        for phy_offset, is_wanted in entries:
+            index.log.check()
+            if phy_offset < wanted.before:
+                yield phy_offset, is_wanted
 
 
 # Walks of no more entries than this are over before their bound would be found.
@@ -195,39 +205,46 @@ _BOUND_AFTER = 32
 
 def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
     """Newest first, at most ``query.max_num``; UsageError if that is more than ``query_max_num``."""
-    limit, log = index.config.query.query_max_num, index.log
-    if query.max_num > limit:
-        raise UsageError(f"a query may ask for {limit} messages, not {query.max_num}", "raise --query-max-num")
-    look = index.look()
-    is_indexed = _is_indexed(look.flavour, query.index_type)
-    walk = _Walk(index, look, query)
+    limits, log, look = index.config.query, index.log, index.look()
+    if query.max_num > limits.query_max_num:
+        what = f"a query may ask for {limits.query_max_num} messages, not {query.max_num}"
+        raise UsageError(what, "raise --query-max-num")
+    is_indexed = {"T": look.flavour.tags, "U": look.flavour.uniq_key}.get(query.index_type or "", True)
     hits: list[Hit] = []
-    expired = unreadable = 0
+    seen: set[int] = set()
+    # Entries that were walked, those of other hashes included, and where the last one leads.
+    count, last, bound, expired, unreadable = 0, -1, 0, 0, 0
     truncated: str | None = None
     cursor: int | None = None
     is_cut_off = False
     try:
-        for phy_offset in walk.offsets() if is_indexed else ():
+        for phy_offset, is_wanted in entries_of(index, look, query) if is_indexed else ():
+            if phy_offset != last and count >= limits.query_walk_max:  # between two messages: a cursor can stand there
+                truncated, cursor, is_cut_off = f"walk {limits.query_walk_max}", last, True
+                break
+            count, last = count + 1, phy_offset
+            if count == _BOUND_AFTER + 1:
+                bound = time_bound(index, look, query.begin)
+            if 0 <= phy_offset < bound:
+                break
+            if not is_wanted or phy_offset in seen:
+                continue
+            seen.add(phy_offset)
             message = log.at(phy_offset)
-            if isinstance(message, Message):
-                if not is_match(message, query, look.flavour):
-                    continue
+            if not isinstance(message, Message):
+                is_gone = message is None and log.has_expired(phy_offset)
+                expired, unreadable = expired + is_gone, unreadable + (not is_gone)
+            elif is_match(message, query, look.flavour):
                 if len(hits) >= query.max_num:
                     truncated, cursor = f"max {query.max_num}", phy_offset + 1
                     break
                 hits.append(Hit.of(message))
-            elif message is None and log.has_expired(phy_offset):
-                expired += 1
-            else:
-                unreadable += 1
-        if walk.is_too_long:
-            truncated, cursor, is_cut_off = f"walk {index.config.query.query_walk_max}", walk.last, True
     except TimeUpError:
-        if walk.count == 0:
+        if count == 0:
             raise
         # The last message may not have been looked at: the next page begins with it, unless it is in this one.
-        is_taken = bool(hits) and hits[-1].phy_offset == walk.last
-        truncated, cursor, is_cut_off = "time", walk.last + (not is_taken), True
+        is_taken = bool(hits) and hits[-1].phy_offset == last
+        truncated, cursor, is_cut_off = "time", last + (not is_taken), True
     coverage = replace(look.coverage, is_cut_off=is_cut_off)
     why = None
     if not hits and truncated != f"max {query.max_num}":
@@ -237,50 +254,6 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
         if why == ABSENT and query.before is not None:
             why = ABSENT_BEFORE
     return Answer(query, tuple(hits), coverage, truncated, expired, unreadable, why, cursor=cursor)
-
-
-class _Walk:
-    """One query's walk over the entries of its hash; ``last`` is the physical offset that was walked last.
-
-    ``count`` entries were walked, those of other hashes included. ``is_too_long``: ended by ``query_walk_max``, and
-    then between two messages, so that a cursor can stand there.
-    """
-
-    def __init__(self, index: QueryIndex, look: Look, query: KeyQuery) -> None:
-        self._index, self._look, self._query = index, look, query
-        self._wanted = Wanted(query.begin, query.end, OFFSET_END if query.before is None else query.before)
-        self._key_hash = index_key_hash(query.topic, query.key, query.index_type)
-        self.count, self.last, self.is_too_long = 0, -1, False
-
-    def offsets(self) -> Iterator[int]:
-        """The physical offsets of the hash's entries, newest first, each once."""
-        seen: set[int] = set()
-        bound, walk_max = 0, self._index.config.query.query_walk_max
-        for file in self._index.newest_first(self._look):
-            for phy_offset, is_wanted in self._entries(file):
-                self._index.log.check()
-                if phy_offset >= self._wanted.before:
-                    continue
-                if phy_offset != self.last and self.count >= walk_max:
-                    self.is_too_long = True
-                    return
-                self.count, self.last = self.count + 1, phy_offset
-                if self.count == _BOUND_AFTER + 1:
-                    bound = time_bound(self._index, self._look, self._query.begin)
-                if 0 <= phy_offset < bound:
-                    return
-                if is_wanted and phy_offset not in seen:
-                    seen.add(phy_offset)
-                    yield phy_offset
-
-    def _entries(self, file: OpenIndexFile) -> Iterable[tuple[int, bool]]:
-        mark = file.mark
-        if mark is not None and mark.full and mark.header.begin_phy_offset >= self._wanted.before:
-            return ()
-        if self._look.is_unclean and mark is not None and not mark.full:
-            return scan(file.reader, self._key_hash, self._wanted, mark)
-        header = mark.header if mark is not None and mark.full else None
-        return chain(file.reader, self._key_hash, self._wanted, header)
 
 
 def is_match(message: Message, query: KeyQuery, flavour: Flavour) -> bool:
@@ -293,10 +266,6 @@ def is_match(message: Message, query: KeyQuery, flavour: Flavour) -> bool:
         return flavour.tags and message.tags == query.key
     by_key = query.index_type in (None, "K") and query.key in message.keys
     return by_key or (query.index_type in (None, "U") and flavour.uniq_key and message.uniq_key == query.key)
-
-
-def _is_indexed(flavour: Flavour, index_type: str | None) -> bool:
-    return not (index_type == "T" and not flavour.tags) and not (index_type == "U" and not flavour.uniq_key)
 
 
 def query_rocketmq(index: QueryIndex, query: KeyQuery) -> Answer:

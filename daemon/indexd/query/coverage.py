@@ -104,21 +104,12 @@ def make_coverage(
     """
     begin, end, uncovered = frontier.begin_offset, frontier.phy_offset, frontier.uncovered
     published, behind, stale_head = None, None, frontier.stale_head
-    if state.get("pid") == pid and isinstance(state.get("phyOffset"), int):
-        begin, end = int(state.get("beginOffset", begin)), state["phyOffset"]
-        if isinstance(state.get("uncovered"), list):
-            uncovered = tuple(Uncovered(int(first), int(last), str(why)) for first, last, why in state["uncovered"])
-        filled = state.get(
-            "filledOffset", frontier.filled_offset if frontier.filled_offset < frontier.phy_offset else end
-        )
-        published = min(end, filled) if isinstance(filled, int) else end
-        try:
-            stale_head = bytes.fromhex(state.get("staleHead") or "")
-        except (TypeError, ValueError):
-            stale_head = None
-    corrupt = state.get("corrupt")
-    if state.get("pid") == pid and isinstance(corrupt, dict):
-        behind = Behind(int(corrupt["offset"]), str(corrupt["reason"]))
+    if state.get("pid") == pid and "phyOffset" in state:
+        begin, end = state.get("beginOffset", begin), state["phyOffset"]
+        uncovered = tuple(Uncovered(*row) for row in state.get("uncovered", uncovered))
+        published, stale_head = min(end, state.get("filledOffset", end)), bytes.fromhex(state.get("staleHead") or "")
+        corrupt = state.get("corrupt")
+        behind = None if corrupt is None else Behind(corrupt["offset"], corrupt["reason"])
     first = max(begin, log.begin or 0)
     met = tuple(gap for gap in uncovered if gap.end > first and gap.begin < end)
     return Coverage(begin, end, log.begin, behind or find_behind(log, end, stale_head), met, pid), published
@@ -169,8 +160,7 @@ def why_empty(coverage: Coverage, *, expired: int, unreadable: int, never_indexe
 
 def gaps_in_words(coverage: Coverage) -> list[str]:
     """Why an answer is not complete, nothing if it is."""
-    words = [CUT_OFF] if coverage.is_cut_off else []
-    behind = coverage.behind
+    words, behind = [CUT_OFF] if coverage.is_cut_off else [], coverage.behind
     if behind is not None and behind.reason is not None:
         words.append(f"{NOT_KNOWN} {behind.phy_offset}: {behind.reason}")
     elif behind is not None:

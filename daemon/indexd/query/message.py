@@ -140,18 +140,16 @@ def find_by_offset(log: LogView, phy_offset: int) -> Message | NotFound:
 
 def not_found(log: LogView, phy_offset: int, found: EndOfFile | NotYetWritten | Corrupt | None) -> NotFound:
     """Why ``found``, which stands at ``phy_offset``, is no message."""
-    where = f"no message at physical offset {phy_offset}"
-    if found is None:
-        if log.has_expired(phy_offset):
-            return NotFound(f"{where}: it has expired, the log begins at {log.begin}")
-        if log.is_inside(phy_offset):
-            return NotFound(f"{where}: its segment is missing from the middle of the log")
-        return NotFound(f"{where}: the log does not reach there")
     if isinstance(found, Corrupt):
-        return NotFound(f"{where}: there stands {found.reason}")
-    if isinstance(found, EndOfFile):
-        return NotFound(f"{where}: its segment ends there")
-    return NotFound(f"{where}: nothing is written there yet")
+        why = f"there stands {found.reason}"
+    elif found is not None:
+        why = "its segment ends there" if isinstance(found, EndOfFile) else "nothing is written there yet"
+    elif log.has_expired(phy_offset):
+        why = f"it has expired, the log begins at {log.begin}"
+    else:
+        is_inside = log.is_inside(phy_offset)
+        why = "its segment is missing from the middle of the log" if is_inside else "the log does not reach there"
+    return NotFound(f"no message at physical offset {phy_offset}: {why}")
 
 
 def parse_message_id(text: str) -> tuple[tuple[str, int], int]:

@@ -8,7 +8,6 @@ The queue that a query asks about is found here too.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -92,10 +91,10 @@ class QueryIndex:
         self._names = Cached(disk, self.files.index, self._list)
         #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
         self.largest_times: Cached[dict[int, int]] = Cached(disk, self.files.sparse, dict)
-        self._open: OrderedDict[str, OpenIndexFile] = OrderedDict()
+        self._open: dict[str, OpenIndexFile] = {}
         #: Grows whenever index files are opened or closed.
         self.files_opened = 0
-        self._opened_at = 0
+        self._opened_at = (0, 0)
         self._queues: dict[tuple[str, int], QueueMark] = {}
         self._queues_of: tuple[QueueMark, ...] | None = None
         #: So old a look may be to be given out once more, in seconds.
@@ -121,9 +120,10 @@ class QueryIndex:
         state = self._state.get() if pid else {}
         files: list[tuple[str, FileMark | None]] = [(mark.name, mark) for mark in frontier.index]
         names = self._names.get() if pid is not None or files else []
-        if self._names.times_made != self._opened_at:
+        made = self._frontier.times_made, self._names.times_made
+        if made != self._opened_at:
             self._close_files()  # one of them may be another now
-            self._opened_at = self._names.times_made
+            self._opened_at = made
         if pid is not None:
             last = files[-1][0] if files else ""
             newer = [(name, size) for name, size in names if name > last]
@@ -160,21 +160,16 @@ class QueryIndex:
         for name, mark in reversed(look.files):
             self.log.check()
             found = self._open.get(name)
-            if found is not None and found.mark is mark:
-                found.reader.check_size()
-                self._open.move_to_end(name)
-                yield found
-                continue
-            if found is not None:
-                self.files_opened += 1
-                self._open.pop(name).reader.file.close()
-            file = None
-            with MissingOk():
-                file = self.disk.open_read(self.files.index / name)
-            if file is None:
-                self._check_expired(name, mark)
-            else:
-                yield self._keep(name, mark, file, look.layout)
+            if found is None:
+                file = None
+                with MissingOk():
+                    file = self.disk.open_read(self.files.index / name)
+                if file is None:
+                    self._check_expired(name, mark)
+                    continue
+                found = self._keep(name, mark, file, look.layout)
+            found.reader.check_size()
+            yield found
 
     def queue_mark(self, look: Look, topic: str, queue_id: int) -> QueueMark | None:
         """What the frontier says of a queue."""
@@ -207,7 +202,7 @@ class QueryIndex:
             raise
         self.files_opened += 1
         if len(self._open) >= OPEN_FILES_MAX:
-            self._open.popitem(last=False)[1].reader.file.close()
+            self._open.pop(next(iter(self._open))).reader.file.close()
         found = self._open[name] = OpenIndexFile(reader, mark)
         return found
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from indexd.commitlog.decoder import Message
-from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, newest
-from indexd.commitlog.lookup import LogView
+from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, LogView, newest
 from indexd.commitlog.reader import LogReader
 from indexd.compare.log import Agreed, Compared, Comparison, compare_with_log
 from indexd.errors import DisturbedError, UnsafeStoreError

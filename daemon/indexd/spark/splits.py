@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, before
-from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.cursor import SplitPoints
 from indexd.commitlog.format import Corrupt
+from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.split_points import SplitPoints
 from indexd.config import Config
 from indexd.errors import DisturbedError, UsageError
 from indexd.recovery.open import decode_rules, reader_options

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd import __version__
-from indexd.commitlog.evidence import Evidence, FrameReader, thinned
+from indexd.commitlog.lookup import Evidence, FrameReader, thinned
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands

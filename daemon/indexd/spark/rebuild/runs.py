@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, TopicTable
 from indexd.commitlog.decoder import decode_utf8
-from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.kernel import Columns
+from indexd.commitlog.lookup import Evidence
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.tail import AT_FIRST, NEVER, Stand, stand_of
 from indexd.spark.source.columns import numbers

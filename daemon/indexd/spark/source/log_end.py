@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.format import BLANK_SIZE, Corrupt, NotYetWritten
+from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.config import Config
