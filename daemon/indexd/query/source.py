@@ -104,13 +104,11 @@ class QueryIndex:
 
     def look(self) -> Look:
         """What stands now, or stood ``look_seconds`` ago."""
-        looked = self._looked
-        if looked is None or time.monotonic() - self._looked_at >= self.look_seconds:
+        at = time.monotonic()
+        if self._looked is None or at - self._looked_at >= self.look_seconds:
             self._looked = None
-            at = time.monotonic()
-            looked = self._look()
-            self._looked, self._looked_at = looked, at
-        return looked
+            self._looked, self._looked_at = self._look(), at
+        return self._looked
 
     def _look(self) -> Look:
         # The state is read before the files are listed: they hold at least what it covers.
@@ -165,7 +163,10 @@ class QueryIndex:
                 with MissingOk():
                     file = self.disk.open_read(self.files.index / name)
                 if file is None:
-                    self._check_expired(name, mark)
+                    # The daemon removes a file once the log begins behind its last entry; any other loss is damage.
+                    self.log.refresh()
+                    if mark is not None and mark.header.end_phy_offset >= (self.log.begin or 0):
+                        raise CorruptDataError(f"index file {self.files.index / name} is missing")
                     continue
                 found = self._keep(name, mark, file, look.layout)
             found.reader.check_size()
@@ -216,12 +217,6 @@ class QueryIndex:
         with MissingOk():
             return [(name, size) for name, size in self.disk.list_dir(self.files.index) if is_index_name(name)]
         return []
-
-    def _check_expired(self, name: str, mark: FileMark | None) -> None:
-        # The daemon removes a file once the log begins behind its last entry; any other loss is damage.
-        self.log.refresh()
-        if mark is not None and mark.header.end_phy_offset >= (self.log.begin or 0):
-            raise CorruptDataError(f"index file {self.files.index / name} is missing")
 
 
 def open_index(disk: Disk, config: Config) -> QueryIndex:
@@ -289,13 +284,9 @@ def open_log(disk: Disk, config: Config, frontier: Frontier | None) -> LogView:
 def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
     """The frontier; UsageError if the directory has none yet."""
     frontier = read_frontier(disk, files.frontier)
-    if (
-        frontier is None
-        and disk.exists(files.index)
-        and any(is_index_name(name) for name, _ in disk.list_dir(files.index))
-    ):
-        raise CorruptDataError(f"{files.data} has index files, but no frontier that says what they hold")
     if frontier is None:
+        if disk.exists(files.index) and any(is_index_name(name) for name, _ in disk.list_dir(files.index)):
+            raise CorruptDataError(f"{files.data} has index files, but no frontier that says what they hold")
         raise UsageError(f"{files.data} holds no index yet", f"run indexd --store DIR --data {files.data} first")
     if frontier.flavour not in FLAVOURS:
         raise CorruptDataError(f"{files.frontier} names a flavour {frontier.flavour!r} that there is not")
@@ -315,23 +306,18 @@ def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> Cons
         raise UsageError(
             f"{index.files.data} holds no ConsumeQueues", "run the daemon with consume_queue = true to have them built"
         )
-    if not is_topic_name(topic):
-        return None
-    root, mark = index.files.consumequeue, index.queue_mark(look, topic, queue_id)
+    root, size, mark = index.files.consumequeue, frontier.queue_file_size, index.queue_mark(look, topic, queue_id)
+    queue: ConsumeQueueReader | None = None
     if mark is not None:
-        queue = ConsumeQueueReader.of_mark(index.disk, root, mark, frontier.queue_file_size, look.published)
-    elif look.published is not None:
-        found = ConsumeQueueReader.of_new(index.disk, root, topic, queue_id, frontier.queue_file_size, look.published)
-        if found is None:
-            return None
-        queue = found
-    else:
-        return None
-    try:
-        queue.correct_min_offset(look.coverage.log_begin or 0)
-    except BaseException:
-        queue.close()
-        raise
+        queue = ConsumeQueueReader.of_mark(index.disk, root, mark, size, look.published)
+    elif look.published is not None and is_topic_name(topic):
+        queue = ConsumeQueueReader.of_new(index.disk, root, topic, queue_id, size, look.published)
+    if queue is not None:
+        try:
+            queue.correct_min_offset(look.coverage.log_begin or 0)
+        except BaseException:
+            queue.close()
+            raise
     return queue
 
 
