@@ -58,7 +58,7 @@ def test_a_sound_index_needs_nothing(config: Config) -> None:
     plan = planned(config)
     assert not plan.is_needed
     assert [file.name for file in plan.kept] == names_of(index_files(config))
-    assert plan.lines() == [f"{len(plan.kept)} index files stay as they are"]
+    assert plan.lines() == [f"{len(plan.kept)} index files kept as before"]
     assert plan.to_json()["needed"] is False
 
 

@@ -14,7 +14,7 @@ from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
 from indexd.repair.run import carry
-from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, undo, unfinished
+from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, undo
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap, SimCrash
 
@@ -122,7 +122,7 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
         assert folder.read().state == "undone"
         # The broker has been at work since.
         disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(70, 80, 9000, 90, 100).pack())
-        assert len(unfinished(disk, STORE)[0]) == 1
+        assert len(settle(disk, STORE, only_look=True)[0]) == 1
         disk.faults = FaultMap()
         settle(disk, STORE) if is_settled else undo(disk, STORE)
         assert not RepairFolder.all_of(disk, STORE)
@@ -144,9 +144,9 @@ def test_a_manifest_of_another_version_is_left_alone() -> None:
     disk = made()
     folder = repair(disk)
     disk.write_atomically(folder.manifest_path, b'{"format": 9}\n')
-    (line,) = unfinished(disk, STORE)[1]
-    assert "no manifest of a repair: it is of another version" in line
-    assert settle(disk, STORE) == unfinished(disk, STORE)[0] == []
+    done, (line,) = settle(disk, STORE)
+    assert "no manifest of a repair, or one of another version" in line
+    assert done == []
     assert disk.exists(folder.index)
 
 
@@ -208,7 +208,7 @@ def test_a_crash_at_every_operation_of_a_repair() -> None:
         said = settle(disk, STORE)
         # In between there is the repaired index, and one step is left, which the next look takes.
         assert outcome(disk) == ("before" if state == "before" else "after"), said
-        assert settle(disk, STORE) == unfinished(disk, STORE)[0] == []
+        assert settle(disk, STORE) == ([], [])
         if state == "before":
             assert disk.list_dirs(STORE) == ["index"]
             repair(disk)
@@ -246,7 +246,7 @@ def test_a_crash_at_every_operation_of_an_undo() -> None:
         if outcome(disk) == "after":
             undo(disk, STORE)
         assert outcome(disk) == "before", said
-        assert settle(disk, STORE) == []
+        assert settle(disk, STORE) == ([], [])
         assert not RepairFolder.all_of(disk, STORE)
     assert ends == {"before", "after"}
 
@@ -257,8 +257,8 @@ def test_an_index_that_is_neither_is_left_alone() -> None:
     folder.set_state("ready")
     disk.rename(STORE / "index", STORE / "moved")
     disk.make_dir(STORE / "index")
-    assert settle(disk, STORE) == []
-    (line,) = unfinished(disk, STORE)[1]
+    done, (line,) = settle(disk, STORE)
+    assert done == []
     assert "neither its new nor its old one" in line
     assert disk.exists(folder.index / OLD)
 
@@ -270,7 +270,7 @@ def test_a_disk_that_fails_behind_the_exchange_is_finished_later() -> None:
         repair(disk)
     assert raised.value.errno == errno.ENOSPC
     assert outcome(disk) == "between"
-    (line,) = unfinished(disk, STORE)[0]
+    (line,), _ = settle(disk, STORE, only_look=True)
     assert "was interrupted" in line
     settle(disk, STORE)
     assert outcome(disk) == "after"

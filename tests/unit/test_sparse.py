@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.compare.sparse import EntryDifference, SparseComparison
+from indexd.compare.secondary import EntryDifference, SparseComparison
 from indexd.errors import CorruptDataError, DiskError
 from indexd.output import CheckScope, Condition, OutputRecovery
 from indexd.sparse import check as check_module

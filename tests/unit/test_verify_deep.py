@@ -211,7 +211,7 @@ def test_files_that_expire_while_they_are_compared(store: Store, number: int) ->
     files_of(store)[number].unlink()
     frontier, findings, told = store.frontier, Findings(), []
     config = config_of(store.data, settle_ms=1, commit_log_paths=store.root / "commitlog", segment_size=store.segment)
-    compared = whole.compare(config, Disk(), ground, findings, told.append)
+    compared = whole.DeepComparison(config, Disk(), ground, findings).run(told.append)
     assert "which is gone or too short" in " ".join(compared.left_out)
     assert compared.left_out_entries + compared.entries == sum(mark.header.entries for mark in frontier.index)
     assert sum(told) == frontier.phy_offset

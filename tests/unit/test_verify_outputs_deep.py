@@ -371,7 +371,7 @@ def test_files_that_expire_while_they_are_compared(built: Built, which: str) -> 
         path.unlink()
     findings = Findings()
     config = config_for(built.store, built.data)
-    compared = whole.compare(config, Disk(), ground, findings, lambda _: None)
+    compared = whole.DeepComparison(config, Disk(), ground, findings).run(lambda _: None)
     assert len(findings) == 0
     text = "1 queues were not compared to their ends" if which == "queue" else "2 files of sparse indexes"
     assert text in " ".join(compared.left_out)

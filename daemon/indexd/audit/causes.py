@@ -27,6 +27,7 @@ from indexd.errors import CorruptDataError, MissingOk
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.check import time_difference
 from indexd.index.entries import first_entry_at
+from indexd.pages.wording import counted
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, look_at_lock
 
@@ -120,8 +121,8 @@ class CrashCost:
 
     def lines(self) -> list[str]:
         """The same in words, one line as a rule."""
-        (start, verb), files = _WHEN[self.when], counted(len(self.thrown), "index file", "index files")
-        throws = f"{start} {verb} throw away {files} with {counted(self.keys, 'key', 'keys')}"
+        (start, verb), files = _WHEN[self.when], counted(len(self.thrown), "index file")
+        throws = f"{start} {verb} throw away {files} with {counted(self.keys, 'key')}"
         again = f"build again what stands from log byte {self.dispatch_offset} on"
         kinds = (
             (not self.thrown, f"{start} {verb} throw away no index file"),
@@ -361,7 +362,7 @@ class _Judge:
         if not orphans or around.is_one_wrong_entry:
             return None
         pointing = [
-            f"{counted(one.count, 'entry', 'entries')} of index/{one.name} point to log bytes {one.low} to {one.high}, "
+            f"{counted(one.count, 'entry')} of index/{one.name} point to log bytes {one.low} to {one.high}, "
             "where the log holds other messages now"
             for one in orphans[-_NAMES_SHOWN:]
         ]
@@ -377,7 +378,7 @@ class _Judge:
             for name in self._unreadable
             if not (around.before and name <= around.before.name) and not (around.behind and name >= around.behind.name)
         ]
-        keys = counted(hole.keys, "key", "keys")
+        keys = counted(hole.keys, "key")
         rules: _Rules = (
             (
                 "file-damaged",
@@ -439,7 +440,7 @@ class _Judge:
                 f"index/{behind.name} counts from the end of {f'index/{before.name}' if is_next and before else gone}"
             )
         files, rest = divmod(hole.keys, self._config.index.index_num - 1)
-        many = counted(files, "index file", "index files")
+        many = counted(files, "index file")
         fills = f"{hole.keys:,} keys fill exactly {many}" if files and not rest else ""
         is_begun = behind is not None and before is None and not difference
         rules: _Rules = (
@@ -513,11 +514,6 @@ class _Judge:
             ("unknown", not self._files, "there is no index file"),
             ("index-off", True, begin),
         ), ["there is no lock file and no abort file: this is a copy" if is_copy else ended]
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from indexd.audit.report import NO_MESSAGE, AuditReport
 from indexd.config.units import printable
 from indexd.findings import Finding
 from indexd.pages.report import Section, render_report
-from indexd.pages.wording import show_local, show_number, show_size
+from indexd.pages.wording import counted, show_local, show_number, show_size
 
 MEANINGS = {
     "chain-forward": "a chain turns back on itself: older entries behind this place are not found",
@@ -90,12 +90,12 @@ def _hole_lines(
         hole, cause = found.holes[at], report.causes[at]
         where = "to the end of the log" if hole == found.tail else f"to {hole.end}"
         times = f"stored {time_words(hole.begin_timestamp)} to {time_words(hole.end_timestamp)}"
-        lost = f"{show_count(hole.keys, 'key')} of {show_count(hole.messages, 'message')} not findable"
+        lost = f"{counted(hole.keys, 'key')} of {counted(hole.messages, 'message')} not findable"
         yield f"hole: {times}, log bytes {hole.begin} {where} ({size_words(hole.size)}): {lost}"
         yield f"  likely cause: {cause.words}"
         yield from (f"  - {_cut(fact)}" for fact in cause.evidence)
     if found.hole_count > len(largest):
-        yield f"and {show_count(found.hole_count - len(largest), 'smaller hole')}"
+        yield f"and {counted(found.hole_count - len(largest), 'smaller hole')}"
 
 
 def _finding_lines(report: AuditReport) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _finding_lines(report: AuditReport) -> Iterator[str]:
         found[finding.what].append(finding)
     for what, count in report.audit.counts.items():
         kept = found[what]
-        yield f"{printable(what)}, {show_count(count, 'finding')}: {MEANINGS.get(what) or what.replace('-', ' ')}"
+        yield f"{printable(what)}, {counted(count, 'finding')}: {MEANINGS.get(what) or what.replace('-', ' ')}"
         for finding in kept[:_FINDINGS_SHOWN]:
             yield f"  {printable(finding.file)} byte {finding.position}: {_cut(finding.text)}"
         more = count - min(len(kept), _FINDINGS_SHOWN)
@@ -149,7 +149,7 @@ def verdict_line(report: AuditReport) -> str:
             size, entries = show_size(sum(gap.end - gap.begin for gap in gaps)), sum(gap.entries for gap in gaps)
             parts.append(f"{size} {words}, and {entries:,} entries name messages there")
     if audit.index_findings:
-        parts.append(f"{show_count(audit.index_findings, 'finding')} in the index files")
+        parts.append(f"{counted(audit.index_findings, 'finding')} in the index files")
     elif not audit.missing_keys and not audit.gaps:
         parts.append("nothing wrong in the index files")
     if report.queues is not None and not report.queues.is_sound:
@@ -189,7 +189,7 @@ def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = sho
         (True, f"{found.entries:,} entries compared, in {report.seconds:.2f} s"),
         (
             report.resumed_tasks,
-            f"{report.resumed_tasks:,} of {show_count(len(report.plan.tasks), 'task')} taken over from an earlier run",
+            f"{report.resumed_tasks:,} of {counted(len(report.plan.tasks), 'task')} taken over from an earlier run",
         ),
         (
             found.expired_entries,
@@ -203,8 +203,8 @@ def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = sho
     )
     yield (
         f"covered: {printable(report.store)}, log bytes {found.log_begin} to {found.log_end} "
-        f"({size_words(found.log_size)}, {show_count(found.messages, 'message')}), "
-        f"{show_count(len(found.files), 'index file')}, {'; '.join(words for holds, words in more if holds)}"
+        f"({size_words(found.log_size)}, {counted(found.messages, 'message')}), "
+        f"{counted(len(found.files), 'index file')}, {'; '.join(words for holds, words in more if holds)}"
     )
     for gap in found.expired[:_CUTS_SHOWN]:
         yield f"not covered: log bytes {gap.begin} to {gap.end}: they expired before they could be read"
@@ -212,12 +212,7 @@ def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = sho
         size = size_words(gap.end - gap.begin)
         yield f"not covered: log bytes {gap.begin} to {gap.end} ({size}): {printable(gap.reason)}"
     if len(found.gaps) > _CUTS_SHOWN:
-        yield f"and {show_count(len(found.gaps) - _CUTS_SHOWN, 'more range')} that could not be read"
-
-
-def show_count(number: int, what: str) -> str:
-    """A number with its noun: ``no keys``, ``1 key``, ``1,024 keys``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}" if number else f"no {what}s"
+        yield f"and {counted(len(found.gaps) - _CUTS_SHOWN, 'more range')} that could not be read"
 
 
 def show_findable(report: AuditReport) -> str:

@@ -39,6 +39,7 @@ from indexd.errors import DiskError, MissingOk, UnsafeStoreError, UsageError
 from indexd.findings import Findings
 from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries
 from indexd.index.format import FLAVOURS, HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexLayout, index_key_hash, unpack_slot
+from indexd.recovery.log_range import NEVER
 from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import look_at_lock
@@ -311,8 +312,6 @@ def _keys(message: Message) -> list[list[int]]:
     ]
 
 
-#: Behind every offset: the last stretch goes on to the end of the log, wherever that is.
-NEVER = 1 << 62
 _DEFAULT = "default"
 # A broker dispatches a message some milliseconds after it was written.
 _PATIENCE = 2.0

@@ -23,7 +23,6 @@ from pydantic import TypeAdapter, ValidationError
 from indexd import __version__
 from indexd.audit.causes import Cause, CrashCost, StoreState, crash_cost, hole_causes, look_at_store
 from indexd.audit.plan import (
-    NEVER,
     AuditPlan,
     AuditTask,
     flavour_at,
@@ -48,6 +47,7 @@ from indexd.index.format import FLAVOURS, Flavour, index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.output import Progress
 from indexd.query.message import TIME_MAX
+from indexd.recovery.log_range import NEVER
 from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk, DiskFile, OutputDisk, Stamp
 from indexd.storage.lock import try_exclusive

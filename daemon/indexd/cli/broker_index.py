@@ -17,7 +17,6 @@ from indexd.cli.output import (
     Parser,
     ProgressBar,
     add_command,
-    counted,
     print_json,
     print_line,
     show_time,
@@ -31,13 +30,13 @@ from indexd.config.compiled import prepare_compiler
 from indexd.config.load import check_outside
 from indexd.config.units import parse_count, parse_path, parse_seconds, printable
 from indexd.errors import UnsafeStoreError, UsageError
-from indexd.pages.wording import show_size
+from indexd.pages.wording import counted, show_size
 from indexd.storage.disk import Disk, OutputDisk
 from indexd.storage.names import absolute
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
-    from indexd.repair.run import Planned, Repaired, RepairOptions
+    from indexd.repair.run import Planned, Repaired
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -137,23 +136,22 @@ def repair(args: argparse.Namespace, config: Config) -> int:
         raise UsageError("indexd repair changes the store, and there is no terminal to ask", "say --yes, or --plan")
     prepare_compiler()
     from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
-    from indexd.repair.run import RepairOptions, look  # noqa: PLC0415 - the same
+    from indexd.repair.run import look  # noqa: PLC0415 - the same
 
-    options = RepairOptions(args.all, args.time_limit)
     if not args.undo:
         load_kernels(config)
     if args.plan:
         with ProgressBar("audit") as bar:
-            planned = look(Disk(), config, options, bar.to)
+            planned = look(Disk(), config, bar.to, everything=args.all)
         _show_plan(args, planned)
         return EXIT_FINDINGS if planned.is_needed or planned.plan.keys_behind else 0
     try:
-        return _undo(args, config) if args.undo else _repair(args, config, options)
+        return _undo(args, config) if args.undo else _repair(args, config)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; nothing is half done: the index is as before, or the new one") from None
 
 
-def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
+def _repair(args: argparse.Namespace, config: Config) -> int:
     from indexd.repair.run import repair as mend  # noqa: PLC0415 - loads numba
 
     def confirm(planned: Planned) -> bool:
@@ -165,7 +163,7 @@ def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) ->
         return is_wanted
 
     with ProgressBar("audit") as bar:
-        done = mend(Disk(), config, options, confirm, bar.to)
+        done = mend(Disk(), config, confirm, bar.to, everything=args.all, seconds_max=args.time_limit)
     with until_reader_leaves():
         if wants_json(args):
             print_json(done.to_json())
@@ -251,6 +249,5 @@ def _print_done(done: Repaired) -> None:
         print_line(printable(line))
     if done.left:
         print_line(f"{counted(len(done.left), 'older part')} not reached in time, as before: run it again")
-    folder, several = printable(str(done.folder)), f"; {done.folders} repairs can be undone, the newest first"
-    text = f"the old index is in {folder}: indexd repair --undo puts it back; else remove it some day"
-    print_line(text + (several if done.folders > 1 else ""))
+    folder = printable(str(done.folder))
+    print_line(f"the old index is in {folder}: indexd repair --undo puts it back; else remove it some day")

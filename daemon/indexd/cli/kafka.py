@@ -11,7 +11,6 @@ from indexd.cli.output import (
     Parser,
     ProgressBar,
     add_command,
-    counted,
     print_findings,
     print_json,
     print_line,
@@ -20,7 +19,7 @@ from indexd.cli.output import (
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
-from indexd.pages.wording import show_size
+from indexd.pages.wording import counted, show_size
 from indexd.storage.disk import Disk, OutputDisk
 
 if TYPE_CHECKING:

@@ -78,12 +78,6 @@ def _value(value: object) -> str:
     return "; ".join(map(_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def counted(number: int, word: str) -> str:
-    """``1 file``, ``2,000 files``, ``no files``."""
-    several = re.sub("(?<=r)y$", "ie", re.sub("ch$", "che", word)) + "s"
-    return f"{number:,} {word if number == 1 else several}" if number else f"no {several}"
-
-
 def print_findings(findings: Findings, *, json_lines: bool, kind: str = "finding") -> None:
     """A line for each, of words no more than some of a kind and how many more there are."""
     shown: Counter[str] = Counter()

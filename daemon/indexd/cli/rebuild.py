@@ -14,7 +14,6 @@ from indexd.cli.output import (
     Parser,
     ProgressBar,
     add_command,
-    counted,
     print_findings,
     print_json,
     print_line,
@@ -25,7 +24,7 @@ from indexd.cli.spark import spark_session, uses_spark
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
-from indexd.pages.wording import show_size
+from indexd.pages.wording import counted, show_size
 from indexd.storage.disk import Disk
 from indexd.storage.names import building_of
 from indexd.storage.remote import disk_for

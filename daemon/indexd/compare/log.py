@@ -22,7 +22,7 @@ from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.lookup import Evidence, Stretch
 from indexd.commitlog.reader import LogReader
 from indexd.compare.index import ComparedFile, Keys, keys_of
-from indexd.compare.queues import QueueComparison
+from indexd.compare.secondary import QueueComparison
 from indexd.errors import DisturbedError
 from indexd.index.entries import phy_offset_of
 from indexd.index.format import FileMark, Flavour, IndexLayout

@@ -5,6 +5,7 @@ Nothing here raises for a value that came out of a damaged file: what no calenda
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 from indexd.config.units import printable
@@ -85,3 +86,9 @@ def show_name(text: str | None, longest: int = _LONGEST_NAME) -> str:
         return "(empty)"
     shown = printable(text[: longest + 1])
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def counted(number: int, word: str) -> str:
+    """``1 file``, ``2,000 files``, ``no files``."""
+    several = re.sub("(?<=r)y$", "ie", re.sub("ch$", "che", word)) + "s"
+    return f"{number:,} {word if number == 1 else several}" if number else f"no {several}"

@@ -4,4 +4,5 @@
 ``recover``    what of each output is kept, held against the log, and making it so
 ``rebuild``    a whole data directory from the log, at full speed
 ``whole_log``  the log to where it ends now, for commands that run once
+``log_range``  a range of the log, with what cannot be read passed over, for audit, verify and repair
 """

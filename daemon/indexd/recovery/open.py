@@ -23,7 +23,7 @@ from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions, Sk
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
 from indexd.compare.log import Comparison
-from indexd.compare.queues import QueueComparison
+from indexd.compare.secondary import QueueComparison
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath

@@ -5,7 +5,6 @@ the log once more, and put in the place of the old ones in one step that can be 
 
 ``plan``     which files stay, which ranges of the log get new ones, and how these are called
 ``build``    one range built, and all of it checked
-``broker``   the broker stopped, and the store a place for a repair
-``run``      all of it composed, and the undo
+``run``      the broker stopped, and the store a place for a repair; all of it composed, and the undo
 ``swap``     the folder of a repair, the exchange, the checkpoint, the way back, and the end of interrupted repairs
 """

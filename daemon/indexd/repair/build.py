@@ -16,7 +16,6 @@ import numpy as np
 from indexd.audit import AuditReport, AuditTask, Part, audit_task, plan_audit
 from indexd.audit.plan import LogProbe, flavour_at, layout_of
 from indexd.audit.result import Gap
-from indexd.audit.task import LogRange, Rows
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
 from indexd.config import Config
@@ -24,6 +23,7 @@ from indexd.errors import CorruptDataError
 from indexd.index.entries import phy_offset_of, read_entries
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
+from indexd.recovery.log_range import LogRange, Rows
 from indexd.repair.plan import RepairPlan, RepairRange, findings_by_file
 from indexd.storage.disk import Disk
 

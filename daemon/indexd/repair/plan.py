@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import datetime
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
@@ -24,11 +25,12 @@ from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
 from indexd.audit.plan import LogProbe, flavour_at
 from indexd.audit.result import BrokerFile, FlavourRange, Hole
-from indexd.audit.task import LogRange, Rows
 from indexd.compare.index import keys_of
 from indexd.config import Config
 from indexd.index.entries import first_entry_at, read_entries
 from indexd.index.format import FLAVOURS, IndexHeader
+from indexd.pages.wording import counted, show_size
+from indexd.recovery.log_range import LogRange, Rows
 from indexd.storage.disk import Disk
 
 _INDEX = "index/"
@@ -95,19 +97,19 @@ class RepairPlan:
 
     def lines(self) -> list[str]:
         """What would be done, for people: a line a kind of thing, what is built in the order in which it is."""
-        stays = "stays as it is" if len(self.kept) == 1 else "stay as they are"
-        found = [f"{_files(len(self.kept))} {stays}"] if self.kept else ["no index file stays as it is"]
+        found = [f"{counted(len(self.kept), 'index file')} kept as before"]
         for wanted in self.ranges:
-            goes = f", in place of {_files(len(wanted.replaces))}" if wanted.replaces else ""
-            size = _gigabytes(wanted.end - wanted.begin)
-            found.append(f"{size} of log from {wanted.begin} on, about {wanted.keys:,} keys, indexed anew{goes}")
+            size, goes = show_size(wanted.end - wanted.begin), counted(len(wanted.replaces), "index file")
+            where = f"{size} of log from {wanted.begin} on, about {wanted.keys:,} keys"
+            found.append(f"{where}, indexed anew, in place of {goes}")
         if self.at_stake:
             found.append(
                 "the broker ended without a clean stop: its next start would throw away sound index files, or index "
                 "their last message again; the checkpoint is made to vouch for them"
             )
         if self.left_out:
-            found.append(f"left out: {', '.join(self.left_out[:10])}{' and more' if len(self.left_out) > 10 else ''}")
+            names = ", ".join(self.left_out[:10])
+            found.append(f"left out, {counted(len(self.left_out), 'name')}: {names}")
         if self.ranges and not self.is_flavour_known:
             found.append(f"no index file says what the broker indexes: as flavour {self.eras[0].flavour} has it")
         return found
@@ -186,16 +188,11 @@ def plan_repair(disk: Disk, config: Config, report: AuditReport, *, everything: 
     )
 
 
-def log_order(files: Iterable[BrokerFile]) -> list[BrokerFile]:
-    """By where their entries begin, then where they end."""
-    return sorted(files, key=_order)
-
-
 def findings_by_file(report: AuditReport) -> dict[str, set[str]]:
     """Kinds of findings by the path inside the store that they name."""
-    found: dict[str, set[str]] = {}
+    found = defaultdict[str, set[str]](set)
     for finding in report.audit.findings:
-        found.setdefault(finding.file, set()).add(finding.what)
+        found[finding.file].add(finding.what)
     return found
 
 
@@ -207,7 +204,7 @@ def candidates(report: AuditReport) -> list[BrokerFile]:
     in the digits of another script: where a new name sorts beside it depends on the broker's locale.
     """
     whats, seen = findings_by_file(report), {file.name for file in report.audit.files}
-    files = log_order(file for file in report.plan.files if file.is_readable and file.entries)
+    files = sorted((file for file in report.plan.files if file.is_readable and file.entries), key=_order)
     found, reach = list[BrokerFile](), -1
     for file, behind in pairwise([*files, None]):
         assert file is not None
@@ -252,14 +249,6 @@ def _at_stake(report: AuditReport, kept: Sequence[BrokerFile], ends_at: int) -> 
     return tuple(file.name for file in kept if file.name in thrown and file.end < ends_at)
 
 
-def _files(count: int) -> str:
-    return f"{count:,} index file" if count == 1 else f"{count:,} index files"
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 100_000_000 else f"{size / 1e6:,.1f} MB"
-
-
 class _Message(NamedTuple):
     key_hashes: tuple[int, ...]
     end: int
@@ -277,9 +266,8 @@ class _Planner:
         self._probe = LogProbe(disk, config)
         # Those with entries that point into what is looked at.
         begin = report.audit.log_begin
-        self._files = log_order(
-            file for file in report.plan.files if file.entries and file.end >= begin and file.points_into(0, ends_at)
-        )
+        there = (file for file in report.plan.files if file.entries and file.end >= begin)
+        self._files = sorted((file for file in there if file.points_into(0, ends_at)), key=_order)
         # N - 1 entries a file.
         self._capacity = max(report.plan.layout.index_num - 1, 1)
         self._holes = [hole for hole in self._audit.holes if hole.begin < ends_at]

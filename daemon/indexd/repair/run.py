@@ -1,14 +1,21 @@
-"""A repair from the first look to the last write: audit, plan, build beside, check, exchange; and its undo."""
+"""A repair from the first look to the last write: audit, plan, build beside, check, exchange; and its undo.
+
+The broker of the store is stopped and stays so: BrokerStopped holds its own lock from the first look to the last write.
+check_place and check_room look, before anything is read or built, whether folders can be exchanged there and whether
+there is room.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.plan import index_folder, is_index_file, layout_of
@@ -18,25 +25,19 @@ from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.output import Progress
-from indexd.repair.broker import BrokerStopped, check_place, check_room
 from indexd.repair.build import BuiltRange, build_range, check_built, mark_end, refuse_losses
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
-from indexd.repair.swap import RepairFolder, Undone, index_timestamp_of, settle, swap, to_undo, undo, unfinished
+from indexd.repair.swap import RepairFolder, Undone, index_timestamp_of, settle, swap, to_undo, undo
 from indexd.storage.disk import Disk, Stamp
+from indexd.storage.lock import StoreLock, look_at_lock
 
 OnProgress = Callable[[int, int], None]
+# Manifest, checkpoint and directories.
+_SPARE_SIZE = 1 << 20
 _ENTRY_SIZE = 20
 _COPY_SIZE = 1 << 20
 # What a file system says that cannot give a file a second name, or not this one.
 _NO_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV})
-
-
-@dataclass(frozen=True, slots=True)
-class RepairOptions:
-    """``everything`` is built again, sound files, too; no range is begun that would not end within ``seconds_max``."""
-
-    everything: bool = False
-    seconds_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,7 @@ class Repaired:
     """What was done: nothing where ``folder``, which holds the old index, is None, or if it ``is_declined``.
 
     ``left`` were not reached in time. ``settled``: what was done about earlier repairs that were interrupted, in lines.
-    ``index_timestamp`` is the checkpoint's indexMsgTimestamp now, ms. ``folders`` of repairs that can be undone lie
-    beside the index now.
+    ``index_timestamp`` is the checkpoint's indexMsgTimestamp now, ms.
     """
 
     planned: Planned
@@ -74,7 +74,6 @@ class Repaired:
     left: tuple[RepairRange, ...]
     index_timestamp: int | None
     seconds: float
-    folders: int = 0
 
     @property
     def gaps(self) -> list[Gap]:
@@ -96,15 +95,101 @@ class Repaired:
             "leftOut": [{"beginOffset": gap.begin, "endOffset": gap.end, "reason": gap.reason} for gap in self.gaps],
             "indexMsgTimestamp": self.index_timestamp,
             "hadCheckpoint": self.planned.report.state.checkpoint is not None,
-            "folders": self.folders,
             "seconds": round(self.seconds, 3),
         }
 
 
-def look(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgress) -> Planned:
+_STOP_IT = "stop the broker first; indexd repair --plan says beside a running one what there is to do"
+# What may stand in place of a lock file that can be taken.
+_NO_LOCK_FILE = frozenset({errno.EROFS, errno.EISDIR, errno.ELOOP, errno.EMLINK})
+_MAKE_IT = (
+    "nothing was changed; the lock is a plain file of the broker's: move what is no such thing away, free space there, "
+    "give this user the right, remount the file system read-write, or repair a copy of the store"
+)
+
+
+def check_place(store: Path) -> None:
+    """UnsafeStoreError where STORE/index cannot change places with another folder, or the checkpoint be replaced."""
+    index, checkpoint = store / "index", store / "checkpoint"
+    for path, is_right in ((index, index.is_dir() and not index.is_mount()), (checkpoint, checkpoint.is_file())):
+        if path.is_symlink() or (path.exists() and not is_right):
+            what = "symbolic link" if path.is_symlink() else "mount point or no such thing as a broker has there"
+            raise UnsafeStoreError(
+                f"{path} is a {what}: a repair puts another one in its place",
+                "move it away, and what it leads to there, or repair a copy of the store and copy its index back",
+            )
+
+
+def check_room(disk: Disk, store: Path, size: int) -> None:
+    """UnsafeStoreError unless ``size`` bytes, and those of a manifest and a checkpoint, can be written beside."""
+    free = disk.free(store)
+    if free < size + _SPARE_SIZE:
+        raise UnsafeStoreError(
+            f"up to {size + _SPARE_SIZE:,} bytes are written beside the index, and {free:,} are free",
+            "free space on that file system; nothing was changed",
+        )
+
+
+class BrokerStopped:
+    """For use in a ``with`` block. ``has_made_lock``: there was no lock file, so this is a copy, or a new store."""
+
+    def __init__(self, disk: Disk, store: Path) -> None:
+        self._disk, self._store = disk, store
+        self._path = store / "lock"
+        self._lock = StoreLock(self._path)
+        self.has_made_lock = False
+
+    def __enter__(self) -> Self:
+        """Take the lock. UnsafeStoreError if a broker runs, loads, or may do so; BusyError beside another repair."""
+        self._refuse_alive()
+        # What is made here belongs to whoever makes it, and the broker has to write to it.
+        owner = self._store.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            raise UnsafeStoreError(
+                f"{self._store} belongs to user {owner}: a broker could not write to what this user makes there",
+                "run as that user, or as root",
+            )
+        try:
+            is_taken = self._lock.take()
+        except DiskError as error:
+            if not (error.is_forbidden or error.is_full or error.errno in _NO_LOCK_FILE):
+                raise
+            raise UnsafeStoreError(str(error), _MAKE_IT) from error
+        if not is_taken:
+            self._refuse_alive()
+            raise UnsafeStoreError(f"{self._path} is locked by another process", _STOP_IT)
+        try:
+            self.has_made_lock = self._lock.is_new
+            if self.has_made_lock:
+                self._disk.give(self._path, self._store)
+            self.check()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """UnsafeStoreError if a broker is loading: it will not come to its start, and has perhaps changed something."""
+        pid = self._lock.other()
+        if pid is not None:
+            raise UnsafeStoreError(f"a broker, pid {pid}, has begun to load {self._store}", _STOP_IT)
+
+    def _refuse_alive(self) -> None:
+        found = look_at_lock(self._path)
+        if found.alive is None:
+            raise UnsafeStoreError(f"whether a broker has {self._store} open cannot be told: {found.why}", _STOP_IT)
+        if found.alive:
+            why = f": {found.why}" if found.why else ""
+            raise UnsafeStoreError(f"a broker, pid {found.pid or 'unknown'}, has {self._store} open{why}", _STOP_IT)
+
+
+def look(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) -> Planned:
     """What a repair would do; takes no lock and makes nothing, so beside a running broker, too."""
     check_place(index_folder(config).parent)
-    planned = _plan(disk, config, options, on_audit)
+    planned = _plan(disk, config, on_audit, everything=everything)
     lock = planned.report.state.lock
     notes = [f"a broker has the store open ({lock.how}): it has to be stopped"] if lock.alive else []
     return replace(planned, notes=(*planned.notes, *notes))
@@ -113,14 +198,17 @@ def look(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgres
 def repair(
     disk: Disk,
     config: Config,
-    options: RepairOptions,
     confirm: Callable[[Planned], bool],
     on_progress: OnProgress,
+    *,
+    everything: bool = False,
+    seconds_max: float | None = None,
 ) -> Repaired:
     """Mend STORE/index with the broker kept away; ``confirm`` is asked before anything of the store is touched, but for
     a lock file where there is none.
 
     ``on_progress`` gets (bytes done, bytes in all), of the audit first and, after ``confirm``, of what is built.
+    ``everything`` is built again, sound files, too; no range is begun that would not end within ``seconds_max``.
     Raises UnsafeStoreError, BusyError, CorruptDataError when what was built does not hold, DiskError. However it ends,
     the store is as before or repaired.
     """
@@ -130,7 +218,7 @@ def repair(
         check_place(store)
         # What is looked at must be what is exchanged.
         stamps = _stamps(disk, store)
-        planned = _plan(disk, config, options, on_progress)
+        planned = _plan(disk, config, on_progress, everything=everything)
         plan = planned.plan
         if stopped.has_made_lock:
             note = "there was no lock file: this is a copy, or no broker since 4.2 has opened it; one is made"
@@ -141,10 +229,10 @@ def repair(
             copies = 1 + sum(file.name not in full for file in plan.kept)
             check_room(disk, store, plan.bytes_to_write + copies * layout_of(config).file_size)
         is_wanted = planned.is_needed and confirm(planned)
-        settled = settle(disk, store) if is_wanted else []
+        settled, _ = settle(disk, store) if is_wanted else ((), ())
         folder, built = None, list[BuiltRange]()
         if is_wanted and plan.is_needed:
-            deadline = None if options.seconds_max is None else began + options.seconds_max
+            deadline = began + (math.inf if seconds_max is None else seconds_max)
             folder, built = _mend(disk, config, plan, stopped, stamps, full, deadline, on_progress)
         return Repaired(
             planned=planned,
@@ -155,7 +243,6 @@ def repair(
             left=tuple(plan.ranges[len(built) :]),
             index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
             seconds=time.monotonic() - began,
-            folders=len(RepairFolder.all_of(disk, store)),
         )
 
 
@@ -166,7 +253,7 @@ def _mend(
     stopped: BrokerStopped,
     stamps: dict[str, Stamp],
     full: set[str],
-    deadline: float | None,
+    deadline: float,
     on_progress: OnProgress,
 ) -> tuple[RepairFolder | None, list[BuiltRange]]:
     # Build, check, exchange; None when there is not even time for the first range, and nothing was changed.
@@ -248,7 +335,7 @@ def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
     return True
 
 
-def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgress) -> Planned:
+def _plan(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) -> Planned:
     report = audit_here(config, disk, AuditOptions(samples=0), on_audit)
     if report.entries_without_log:
         # Sound or not: without the log nobody can tell, and every file of it would go.
@@ -258,7 +345,7 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
             f"mount it at {places}, or say with --commit-log-paths where the log is; if it is gone for good, move "
             f"{index_folder(config)} away; nothing was changed",
         )
-    plan = plan_repair(disk, config, report, everything=options.everything)
+    plan = plan_repair(disk, config, report, everything=everything)
     refuse_losses(disk, config, report, plan)
     notes = []
     if report.state.checkpoint is None and plan.is_needed:
@@ -266,19 +353,19 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
             "there is no checkpoint: a repair makes one that vouches for the index alone; after an unclean stop the "
             "broker reads the whole log again, which takes long and harms nothing"
         )
-    lines, left_alone = unfinished(disk, index_folder(config).parent)
+    lines, left_alone = settle(disk, index_folder(config).parent, only_look=True)
     return Planned(report, plan, (*left_alone, *notes), tuple(lines))
 
 
 def _build(
-    disk: Disk, config: Config, folder: RepairFolder, plan: RepairPlan, progress: Progress, deadline: float | None
+    disk: Disk, config: Config, folder: RepairFolder, plan: RepairPlan, progress: Progress, deadline: float
 ) -> list[BuiltRange]:
     # The first ranges of the plan, as many as there is time for.
     sizes = [min(one.end, plan.ends_at) - one.begin + one.keys * _ENTRY_SIZE for one in plan.ranges]
     built: list[BuiltRange] = []
     for wanted, size in zip(plan.ranges, sizes, strict=True):
         seconds = plan.estimated_seconds * size / max(sum(sizes), 1)
-        if deadline is not None and time.monotonic() + seconds > deadline:
+        if time.monotonic() + seconds > deadline:
             break
         built.append(build_range(disk, config, folder.index, plan, wanted, progress))
     return built

@@ -94,13 +94,9 @@ class Manifest:
         """What ``pack`` made; CorruptDataError for anything else."""
         try:
             return _MANIFEST.validate_json(data)
-        except ValidationError as errors:
-            error = errors.errors(include_url=False)[0]
-            where = ".".join(map(str, error["loc"]))
-            text = f"{where}: {error['msg']}" if where else str(error["msg"])
-            if where == "format":
-                text = "it is of another version of indexd"
-            raise CorruptDataError(f"{path} is no manifest of a repair: {text}", move_away(path.parent)) from None
+        except ValidationError:
+            text = f"{path} is no manifest of a repair, or one of another version of indexd"
+            raise CorruptDataError(text, move_away(path.parent)) from None
 
 
 _MANIFEST = TypeAdapter(Manifest)
@@ -149,9 +145,9 @@ class RepairFolder:
         except DiskError as error:
             if not error.is_missing and error.errno != errno.EINVAL:  # it is no plain file
                 raise
-        names = [name for name, _ in self._disk.list_dir(self.path)]
+        names = [*self._disk.list_dirs(self.path), *(name for name, _ in self._disk.list_dir(self.path))]
         # A crash may have left some of the first manifest.
-        if self._disk.list_dirs(self.path) or not all(is_temporary(name, self.manifest_path.name) for name in names):
+        if not all(is_temporary(name, self.manifest_path.name) for name in names):
             raise self._strange("it has no manifest, so no repair is known that has made it")
         return Manifest.first()
 
@@ -305,31 +301,13 @@ _SETTLED = {
 }
 
 
-def settle(disk: Disk, store: Path) -> list[str]:
+def settle(disk: Disk, store: Path, *, only_look: bool = False) -> tuple[list[str], list[str]]:
     """Bring to an end what earlier repairs were interrupted in: removed if it had not begun, else finished.
 
-    What was done, in lines for a person. Raises DiskError.
+    Lines for a person about what was done, or is to be done with ``only_look``; then about folders that are named as
+    those of repairs and not touched, and why. Raises DiskError.
     """
-    lines = []
-    for folder in RepairFolder.all_of(disk, store):
-        try:
-            step = _next_step(disk, store, folder)
-        except CorruptDataError:
-            continue  # ``unfinished`` names it
-        if step == "remove":
-            folder.remove()
-        elif step == "finish":
-            _finish(disk, store, folder, folder.read())
-        elif step == "undo":
-            _finish_undo(disk, store, folder)
-        if step in _SETTLED:
-            lines.append(_SETTLED[step].format(folder.path.name))
-    return lines
-
-
-def unfinished(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
-    """What ``settle`` would have to do, and folders named as those of repairs that it does not touch, and why."""
-    lines, left_alone = [], []
+    lines, left_alone = list[str](), list[str]()
     for folder in RepairFolder.all_of(disk, store):
         try:
             step = _next_step(disk, store, folder)
@@ -338,8 +316,14 @@ def unfinished(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
             continue
         if step == "leave":
             left_alone.append(_ELSEWHERE.format(folder.path.name))
-        elif step in _SETTLED:
-            lines.append(_INTERRUPTED.format(folder.path.name))
+        elif step:
+            lines.append((_INTERRUPTED if only_look else _SETTLED[step]).format(folder.path.name))
+        if step == "remove" and not only_look:
+            folder.remove()
+        elif step == "finish" and not only_look:
+            _finish(disk, store, folder, folder.read())
+        elif step == "undo" and not only_look:
+            _finish_undo(disk, store, folder)
     return lines, left_alone
 
 

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from indexd.commitlog.batcher import QUEUE_COLUMNS, DispatchBatch, before
 from indexd.commitlog.decoder import DecoderOptions
+from indexd.commitlog.format import Corrupt
 from indexd.commitlog.lookup import LogView
-from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import list_segments
-from indexd.compare.deep import Compared, DeepComparison
+from indexd.compare.index import BEHIND_LOG, NO_KEYS, NOTED_MAX, ComparedFile, compare_files, keys_of
+from indexd.compare.secondary import QueueFindings, SparseFindings
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, IndexdError
 from indexd.findings import Findings
-from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint
+from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint, Uncovered
 from indexd.flush.registry import all_outputs
+from indexd.index.format import FLAVOURS, HEADER_SIZE
 from indexd.output import CheckScope, Condition, LogBounds, Output, Progress
 from indexd.query.coverage import find_behind, read_state
 from indexd.query.source import check_as_built, known_frontier
-from indexd.recovery.open import decode_rules, frame_size_max, reader_options
-from indexd.recovery.whole_log import once
+from indexd.recovery.log_range import LogRange, Rows
+from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles
@@ -39,6 +45,11 @@ from indexd.storage.names import DataFiles
 _LOOKS = 5
 _PAUSE = 0.2
 _DEFAULT = "default"
+_NEVER = (1 << 63) - 1
+# Of a batch without keys, what the secondary outputs are built from.
+_COLUMNS = QUEUE_COLUMNS | {"phy_offset", "store_timestamp", "sys_flag"}
+#: The comparators of the outputs besides the key index.
+SECONDARY: tuple[type[QueueFindings] | type[SparseFindings], ...] = (QueueFindings, SparseFindings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,17 @@ def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
     except (DiskError, ValueError):
         return False
     return isinstance(row, dict) and row.get("pid") == owner and "phyOffset" in row
+
+
+@dataclass(slots=True)
+class Compared:
+    """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words)."""
+
+    messages: int = 0
+    entries: int = 0
+    expired_entries: int = 0
+    left_out_entries: int = 0
+    left_out: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -156,7 +178,7 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int
     if deep and report.findings.counts["frontier"]:
         report.notes.append("the frontier contradicts itself: nothing was compared with the log")
     elif deep:
-        report.compared = compare(config, disk, state, report.findings, progress)
+        report.compared = DeepComparison(config, disk, state, report.findings).run(progress)
         report.notes += report.compared.left_out
         if state.owner is None:
             report.notes += _behind(config, disk, state.frontier)
@@ -167,30 +189,10 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int
     return report
 
 
-def compare(
-    config: Config, disk: Disk, state: StoreState, findings: Findings, on_bytes: Callable[[int], None]
-) -> Compared:
-    """Compare what the frontier covers and the log still has; ``config`` is that of the data directory."""
-    options = replace(once(reader_options(config)), skip_corrupt=True)
-    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
-    reader.refresh()
-    frontier, incomparable = state.frontier, ""
-    if state.is_opening:
-        incomparable = f"indexd, pid {state.owner}, is opening the directory"
-    elif frontier.filled_offset < frontier.phy_offset:
-        incomparable = f"they are filled up to {frontier.filled_offset} only"
-    try:
-        comparison = DeepComparison(config, disk, frontier, reader, findings, incomparable)
-        comparison.run(on_bytes)
-    finally:
-        reader.close()
-    return comparison.compared
-
-
 def _behind(config: Config, disk: Disk, frontier: Frontier) -> list[str]:
     # Bytes behind the end of the index that are no frame, though the log goes on in them.
     directories, size = config.store.commit_log_directories, config.store.segment_size
-    with closing(LogView(disk, directories, size, DecoderOptions(frame_size_max=frame_size_max(config)))) as log:
+    with LogView(disk, directories, size, DecoderOptions(frame_size_max=frame_size_max(config))) as log:
         behind = find_behind(log, frontier.phy_offset, frontier.stale_head)
     if behind is None or behind.reason is None:
         return []
@@ -235,8 +237,10 @@ def _check_once(
     disk: Disk, files: DataFiles, outputs: Sequence[Output[Any]], state: StoreState, scope: CheckScope
 ) -> Findings:
     found, frontier = Findings(), state.frontier
-    if problem := _layout_problem(frontier):
-        found.add("frontier", 0, "frontier", problem)
+    layout, segment_size = frontier.layout, frontier.segment_size
+    if min(layout.hash_slot_num, layout.index_num, segment_size) < 1:  # every file would be read as what it is not
+        text = f"{layout.hash_slot_num} slots, {layout.index_num} entries, segments of {segment_size} bytes"
+        found.add("frontier", 0, "frontier", text)
         return found
     # Where the disk refused in the middle of a drain, files hold some of what lies behind the physical offset.
     slack = 0 if state.is_at_rest else frontier.segment_size
@@ -305,14 +309,6 @@ def check_frontier(frontier: Frontier, outputs: Sequence[Output[Any]], bounds: L
     return found
 
 
-def _layout_problem(frontier: Frontier) -> str | None:
-    """Why nothing can be read with this layout: every file would be read as what it is not."""
-    layout = frontier.layout
-    if layout.hash_slot_num < 1 or layout.index_num < 1 or frontier.segment_size < 1:
-        return f"{layout.hash_slot_num} slots, {layout.index_num} entries, segments of {frontier.segment_size} bytes"
-    return None
-
-
 def _checkpoint_problem(disk: Disk, files: DataFiles, state: StoreState) -> str | None:
     """What is wrong with the checkpoint beside the frontier: it is the same after a clean stop, else never older."""
     if not disk.exists(files.checkpoint):
@@ -330,3 +326,187 @@ def _checkpoint_problem(disk: Disk, files: DataFiles, state: StoreState) -> str 
     fields = zip(asdict(read).items(), asdict(wanted).values(), strict=True)
     differing = [f"{name} is {here}, but the frontier says {there}" for (name, here), there in fields if here != there]
     return "; ".join(differing) or None
+
+
+class DeepComparison:
+    """All that the frontier covers and the log still has, held against every output; what differs goes to ``findings``.
+
+    ``config`` is that of the data directory. ``findings`` name the files that do not hold by themselves already.
+    """
+
+    def __init__(self, config: Config, disk: Disk, state: StoreState, findings: Findings) -> None:
+        self.compared, self._config = Compared(), config
+        self._disk, self._files = disk, DataFiles(config.store.data)
+        self._frontier, self._findings = state.frontier, findings
+        frontier, incomparable = state.frontier, ""
+        if state.is_opening:
+            incomparable = f"indexd, pid {state.owner}, is opening the directory"
+        elif frontier.filled_offset < frontier.phy_offset:
+            incomparable = f"they are filled up to {frontier.filled_offset} only"
+        self._marks, self._open = deque(frontier.index), list[ComparedFile]()
+        self._begins = [mark.header.begin_phy_offset for mark in frontier.index]
+        self._damaged = {finding.file for finding in findings.kept}
+        begin = list_segments(disk, config.store.commit_log_directories, config.store.segment_size).min_offset
+        self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
+        secondary = [kind for kind in SECONDARY if kind.name in frontier.outputs]
+        self._secondary = [
+            kind(config, disk, self._files.data / kind.folder, frontier, self._start)
+            for kind in (secondary if not incomparable else ())
+        ]
+        if incomparable and secondary:
+            self._say(f"queues and sparse indexes were not compared: {incomparable}")
+        for gap in frontier.uncovered:
+            self._say(f"log bytes {gap.begin} to {gap.end} are not covered: {gap.reason}")
+        # From where entry 1 of the next file counts; nobody knows it of one behind messages that have expired.
+        self._end = 0 if self._start == frontier.begin_offset else None
+        # Of these ranges the entries are gone: their messages are not asked for.
+        self._lost: list[tuple[int, int]] = []
+        if begin is None:
+            self._say("the log has no segments")
+
+    def run(self, on_bytes: Callable[[int], None]) -> Compared:
+        """To the frontier's physical offset, or to where the log ends."""
+        frontier, compared, done = self._frontier, self.compared, self._start
+        if self._start > frontier.begin_offset:
+            compared.expired_entries = self._leave_out(frontier.begin_offset, self._start)
+            if compared.expired_entries:
+                self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
+        log = LogRange(self._start, frontier.phy_offset, self._start, frontier.flavour, want_queue=True)
+        for item in log.read(self._disk, self._config, 0):
+            if isinstance(item, Rows):
+                self._compare_batch(item.batch)
+            else:
+                compared.left_out_entries += self._leave_out(item.begin, item.end)
+                self._say(f"log bytes {item.begin} to {item.end} were not compared: {item.reason}")
+                is_known = any(gap.begin <= item.begin and item.end <= gap.end for gap in frontier.left_out)
+                if item.is_expired or not is_known:  # else it was passed over when they were built, too
+                    self._give_up_secondary(item.reason)
+            on_bytes(log.position - done)
+            done = log.position
+        if log.log_end is not None:
+            self._meet_end(log.log_end, log.unreadable)
+            self._give_up_secondary(f"the comparison ended at {log.log_end}")
+        self._finish_secondary(is_whole=True)
+        self._orphans_below(frontier.phy_offset)
+        end = max((mark.header.end_phy_offset for mark in frontier.index if mark.header.entries), default=-1) + 1
+        if refused := self._leave_out(frontier.phy_offset, max(end, frontier.phy_offset)):
+            compared.left_out_entries += refused
+            self._say(f"entries of messages behind {frontier.phy_offset}: the disk refused before all were built")
+        self._orphans_below(_NEVER)
+        if compared.left_out_entries:
+            self._say(f"{compared.left_out_entries} entries in all that were not compared for these reasons")
+        return compared
+
+    def _give_up_secondary(self, reason: str) -> None:
+        # The log cannot be read there: what it comes to behind that nobody knows.
+        if self._secondary:
+            self._say(f"queues and sparse indexes were not compared from there on: {reason}")
+            self._finish_secondary(is_whole=False)
+
+    def _finish_secondary(self, *, is_whole: bool) -> None:
+        for one in self._secondary:
+            one.finish(is_whole=is_whole)
+            self._findings.merge(one.findings)
+            self.compared.left_out += one.left_out
+        self._secondary = []
+
+    def _meet_end(self, log_end: int, unreadable: Corrupt | None) -> None:
+        # The log ends before what the frontier covers, or in bytes that are no frame.
+        end, compared = self._frontier.phy_offset, self.compared
+        if unreadable is not None:
+            compared.left_out_entries += self._leave_out(log_end, end)
+            self._say(f"log bytes {log_end} to {end} were not compared: {unreadable.reason}")
+            return
+        self._orphans_below(log_end)
+        text = f"the log ends at {log_end}, but the frontier covers it to {end}"
+        self._findings.add("frontier", 0, "log-end", text)
+        for file in self._reached(end):
+            entries = file.take_below(end)
+            first = entries.only(slice(0 if compared.left_out_entries else 1))
+            file.note(first, BEHIND_LOG, first.number, first.number)
+            compared.left_out_entries += len(entries.number)
+
+    def _compare_batch(self, batch: DispatchBatch) -> None:
+        covered = before(batch, self._frontier.phy_offset)
+        for one in self._secondary:
+            one.take(_covered(covered, self._frontier.left_out))
+        offsets, row = covered.columns.phy_offset[: covered.rows], 0
+        for gap in self._frontier.left_out:
+            begin, end = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
+            if begin < end:
+                self._match(batch, row, int(offsets.searchsorted(begin)))
+                self.compared.left_out_entries += self._leave_out(begin, end)
+                row = int(offsets.searchsorted(end))
+        self._match(batch, row, covered.rows)
+
+    def _match(self, batch: DispatchBatch, first: int, last: int) -> None:
+        if first >= last:
+            return
+        keys = keys_of(batch, first, last, FLAVOURS[self._frontier.flavour].skip_mask)
+        bound = int(keys.phy_offset[-1]) + 1
+        match = compare_files(keys, bound, self._reached(bound))
+        self._close_files()
+        is_lost = np.zeros(len(keys.phy_offset), dtype=np.bool_)
+        for begin, end in self._lost:
+            is_lost |= (keys.phy_offset >= begin) & (keys.phy_offset < end)
+        self.compared.messages += int((~is_lost).sum())
+        missing = match.unpaired[~is_lost[keys.row[match.unpaired]]]
+        for key in missing[:NOTED_MAX].tolist():
+            phy_offset, key_hash = keys.phy_offset[keys.row[key]], keys.key_hash[key]
+            text = f"the message at {phy_offset} has a key with hash {key_hash}, and no entry for it here"
+            at = max(bisect_right(self._begins, int(phy_offset)) - 1, 0)
+            names = [f"index/{mark.name}" for mark in self._frontier.index[at : at + 1]] or ["frontier"]
+            self._findings.add(names[0], HEADER_SIZE, "key-without-entry", text)
+        self._findings.count("key-without-entry", max(len(missing) - NOTED_MAX, 0))
+
+    def _reached(self, bound: int) -> list[ComparedFile]:
+        # The files with entries that point below it, opened as the log comes to them.
+        while self._marks and self._marks[0].header.begin_phy_offset < bound:
+            mark = self._marks.popleft()
+            header = replace(mark.header, index_count=max(mark.header.index_count, 1))
+            path, layout = self._files.index / mark.name, self._frontier.layout
+            file = ComparedFile(self._disk, path, layout, header, previous_end=self._end)
+            self._end = header.end_timestamp
+            file.select(-_NEVER, _NEVER, is_ordered=file.name not in self._damaged)
+            self._open.append(file)
+        return self._open
+
+    def _close_files(self) -> None:
+        for file in [file for file in self._open if file.is_over]:
+            self._open.remove(file)
+            if file.is_gone:
+                self._lost.append((file.header.begin_phy_offset, file.header.end_phy_offset + 1))
+                left = file.header.entries - file.taken
+                self.compared.left_out_entries += left
+                self._say(f"{left} entries of {file.name}, which is gone or too short")
+            else:
+                file.judge_times()
+            self.compared.entries += file.compared
+            self._findings.merge(file.findings)
+
+    def _leave_out(self, begin: int, end: int) -> int:
+        # Entries that point into [begin, end) stand for themselves; those before it have had their chance.
+        self._orphans_below(begin)
+        count = sum(len(file.take_below(end).number) for file in self._reached(end))
+        self._close_files()
+        return count
+
+    def _orphans_below(self, phy_offset: int) -> None:
+        compare_files(NO_KEYS, phy_offset, self._reached(phy_offset))
+        self._close_files()
+
+    def _say(self, text: str) -> None:
+        self.compared.left_out.append(text)
+
+
+def _covered(batch: DispatchBatch, gaps: tuple[Uncovered, ...]) -> DispatchBatch:
+    # Without the messages that were passed over when the outputs were built; keys are left out.
+    offsets = batch.columns.phy_offset[: batch.rows]
+    is_covered = np.ones(batch.rows, dtype=np.bool_)
+    for gap in gaps:
+        first, last = offsets.searchsorted((gap.begin, gap.end))
+        is_covered[first:last] = False
+    if is_covered.all():
+        return batch
+    kept = {name: getattr(batch.columns, name)[: batch.rows][is_covered] for name in _COLUMNS}
+    return replace(batch, columns=batch.columns._replace(**kept), rows=int(is_covered.sum()), crc=None)
