@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 
 from indexd.errors import UsageError
 from indexd.findings import findings_of
-from indexd.flush.frontier import Uncovered
-from indexd.query import Coverage, Hit
 from indexd.query.message import Body
 from indexd.query.questions import ByKey
 from indexd.serve.daemon_status import KINDS
 from indexd.serve.status import summary_of
-from indexd.serve.web.answer import body_view, log_strip
-from indexd.serve.web.page import ASSETS, asset, render, render_page
-from indexd.serve.web.search_form import WAYS, SearchForm
+from indexd.serve.web.page import ASSETS, WAYS, SearchForm, asset, body_view, render, render_page
 
 NOW = 1_700_000_000_123
 
@@ -131,21 +127,6 @@ def test_hex_is_shown_up_to_a_bound() -> None:
     assert "00001ff0  f0" in shown
     assert "00002000" not in shown
     assert "The first 8 KiB of 25 KiB; the API has all of it." in shown
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=30),
-    st.lists(st.integers(0, 2**63 - 1), min_size=5, max_size=5),
-)
-def test_drawings_stay_inside(places: list[tuple[int, int]], ends: list[int]) -> None:
-    hits = [Hit(offset, time) for offset, time in places]
-    begin, low, high, end = sorted(ends[:4])
-    coverage = Coverage(begin, end, ends[4], uncovered=(Uncovered(low, high, "expired"),))
-    log = log_strip(coverage, hits)
-    assert len(log["marks"]) == len(hits)
-    assert log_strip(coverage, ())["parts"] == log["parts"]
-    for drawn in (*log["parts"], *log["marks"]):
-        assert -0.001 <= float(drawn["x"].removesuffix("%")) <= 100.001
 
 
 def test_the_page_names_only_files_that_there_are() -> None:

@@ -21,9 +21,7 @@ from indexd.serve.http.endpoints import add_figures, add_files, add_health, add_
 from indexd.serve.http.guard import Access, Guard
 from indexd.serve.http.problem import ProblemError, problem_of
 from indexd.serve.queries import NotAnsweredError, Queries
-from indexd.serve.web.answer import answer_to, problem_section
-from indexd.serve.web.page import ASSETS, asset, render_page
-from indexd.serve.web.search_form import SearchForm
+from indexd.serve.web.page import ASSETS, SearchForm, answer_to, asset, problem_section, render_page
 
 # Scripts, styles and data from here alone, none of them inside the page; nobody may frame it.
 _POLICY = (

@@ -2,7 +2,5 @@
 
 Nothing is built and nothing comes from elsewhere. All text of the log is escaped by the templates.
 
-``search_form``  SearchForm: what is asked
-``answer``       the answer to a search: hits, a message, or why there are none
-``page``         the page around it, and the templates' environment
+``page``  SearchForm, what is asked; the answer to it; the page around both
 """

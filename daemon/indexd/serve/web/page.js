@@ -130,7 +130,7 @@ addEventListener("popstate", () => {
   else answer.replaceChildren();
 });
 
-// Hits: one can be opened below its row, and its marks in the drawings light up.
+// Hits: one can be opened below its row.
 
 const rows = () => [...answer.querySelectorAll("tr.hit")];
 const close = (row) => {
@@ -148,23 +148,9 @@ const open = async (row) => {
   row.after(el("tr", {class: "opened"}, place));
   place.replaceChildren(await fetched(link.getAttribute("href")));
 };
-const light = (target, isOn) => {
-  const row = target.closest && target.closest("tr.hit");
-  if (!row) return;
-  for (const mark of answer.querySelectorAll(".mark")) mark.classList.toggle("on", isOn && mark.dataset.offset === row.dataset.offset);
-};
-for (const [name, isOn] of [["mouseover", true], ["mouseout", false], ["focusin", true], ["focusout", false]]) {
-  answer.addEventListener(name, (event) => light(event.target, isOn));
-}
 
 answer.addEventListener("click", async (event) => {
   if (event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
-  const mark = event.target.closest(".mark");
-  if (mark) {
-    const row = rows().find((one) => one.dataset.offset === mark.dataset.offset);
-    if (row) row.querySelector("a.open").focus();
-    return;
-  }
   const link = event.target.closest("a[href^='?']");
   const row = event.target.closest("tr.hit");
   if (!link && row && !getSelection().toString()) open(row);
