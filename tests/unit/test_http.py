@@ -215,8 +215,6 @@ def test_index_files_coverage_and_frontier(server: Serving, built: tuple[Path, P
     names = sorted(path.name for path in (built[1] / "index").iterdir())
     assert [row["name"] for row in listed] == names
     assert [row["full"] for row in listed] == [True] * (len(names) - 1) + [False]
-    assert _get(server, f"/api/v1/index-files/{names[0]}") == listed[0]
-    assert server.get("/api/v1/index-files/00000000000000000").status_code == 404
     frontier = json.loads((built[1] / "frontier").read_bytes())
     row = _get(server, "/api/v1/frontier")
     assert row["phyOffset"] == str(frontier["phyOffset"])

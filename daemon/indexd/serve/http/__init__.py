@@ -1,10 +1,7 @@
 """HTTP: metrics, health, status, queries and the page, one ASGI application.
 
-``server``      serve_http: the application on a socket that listens already
-``app``         create_app: the routes, the page and the guard around them
-``guard``       Guard: limits, access, headers, and no error unanswered
-``endpoints``   what is answered under which path of the API
+``server``      serve_http: the application on a socket that listens already, with bounds on what clients keep waiting
+``guard``       Guard: access, headers, and no error unanswered; ProblemError: every answer that is none
+``endpoints``   what is answered under which path of the API, with parameters and description
 ``answers``     how what was found is written as JSON
-``problem``     ProblemError: every answer that is none
-``api``         Api: routes with what may be asked, and their description
 """

@@ -16,7 +16,7 @@ from pydantic_core import to_json as write_json
 from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
-from indexd.query import Answer, Coverage, Data, Hit, LogTimeAnswer, OffsetAnswer, QueueTimeAnswer, unpack_body
+from indexd.query import Answer, Coverage, Data, Hit, OffsetAnswer, unpack_body
 from indexd.query.coverage import ABSENT
 from indexd.query.message import message_fields
 from indexd.serve.queries import result_of
@@ -171,25 +171,19 @@ def queue_answer(data: Data, answer: OffsetAnswer, bodies: Bodies) -> tuple[byte
     return _answered(row, len(answer.hits), answer.why, answer.coverage, messages=shown)
 
 
-def time_answer(_: Data, answer: QueueTimeAnswer | LogTimeAnswer, __: Bodies) -> tuple[bytes, str]:
-    """The same for a query by time, of a queue or of the log."""
-    row = answer.to_json()
-    if "unreadable" in row:
-        row["unreadable"] = str(row["unreadable"])  # of bytes, not of entries
-    return _answered(row, int(answer.phy_offset is not None), answer.why, answer.coverage)
-
-
 def plain_answer(_: Data, answer: Any, __: Bodies) -> tuple[bytes, str]:
     """The same for any other question: what its ``to_json`` says."""
     row = answer.to_json()
-    return _answered(row, len(row.get("hits", ())), row.get("why"), answer.coverage)
+    return _answered(row, len(row.get("hits", ())), row.get("why"), answer.coverage, NUMBERS)
 
 
-def _answered(row: Row, count: int, why: str | None, coverage: Coverage, **more: Any) -> tuple[bytes, str]:
+def _answered(
+    row: Row, count: int, why: str | None, coverage: Coverage, numbers: frozenset[str] = OF_LISTS, **more: Any
+) -> tuple[bytes, str]:
     result = result_of(count, why)
     shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
     said = {"result": result, "why": why, "coverage": coverage_row(coverage)}
-    return to_json(shown | said | more, OF_LISTS), result
+    return to_json(shown | said | more, numbers), result
 
 
 def message_answer(message: Message, bodies: Bodies) -> bytes:

@@ -1,36 +1,66 @@
-"""Endpoints: messages, files, figures and health: what is answered under which path of the API."""
+"""Endpoints: what is answered under which path of the API, each registered once with what it takes.
 
-from __future__ import annotations
+From that OpenAPI's description is made too. The parameters of a question are its own model within HTTP's bounds, read
+strictly: nothing is guessed.
+
+Annotations here are read when the module runs: no postponed annotations in this file.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import parse_qsl
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from indexd import __version__
+from indexd.errors import UsageError
 from indexd.query import QUESTIONS, Data, NotFound
-from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByTime, ByUniqueKey, Question, make_question
+from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByUniqueKey, Count, Question, Whole, make_question
 from indexd.query.source import Look, OpenIndexFile, topics_of
 from indexd.serve.daemon_status import DaemonStatus, Event
 from indexd.serve.http import answers
 from indexd.serve.http.answers import OF_LISTS, Bodies, Row, coverage_row, json_response, to_json
-from indexd.serve.http.api import Api, NoParameters, OneMessage, Since, Thresholds, TopicsBegin, over_http
-from indexd.serve.http.problem import ProblemError
+from indexd.serve.http.guard import MEDIA_TYPE, ProblemError, wrong_values
 from indexd.serve.metrics import render
 from indexd.serve.queries import EMPTY_COVERED, FOUND, Queries
 
+M = TypeVar("M", bound=BaseModel)
+Handler = Callable[[Request, Any], Awaitable[Response]]
+_JSON, _EVENT_STREAM = "application/json", "text/event-stream"
+_ALWAYS = (401, 405, 413, 421, 422, 500, 503)
+_WORDS = {
+    401: "A token is needed (http_token_file)",
+    404: "There is no such thing",
+    405: "Everything here is only read: GET and HEAD",
+    409: "The parameters contradict each other",
+    413: "Requests have no body here",
+    421: "The Host header names another host",
+    422: "A parameter is wrong, unknown or missing",
+    500: "The index is damaged, or a defect",
+    503: "Not now: it recovers, or too much is asked at once; Retry-After says when",
+}
+_DESCRIPTION = """\
+Finds messages of an Apache RocketMQ broker by key, unique key, queue offset, time and physical offset, and says how the
+index stands. Everything is read only. Whole numbers of 64 bits are texts. Whatever is no answer is an
+`application/problem+json` object. A parameter that is not known here is an error, never passed over.
+"""
 _WHERE = {
     "name": "where",
+    "in": "path",
+    "required": True,
     "description": "Its physical offset, or its offset message id of 32 or 56 hex digits",
     "schema": {"type": "string", "pattern": "^([0-9]{1,18}|[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"},
     "example": "0",
 }
-_FILE_NAME = {"name": "name", "description": "The file's name", "schema": {"type": "string"}, "example": "2" * 17}
 _ID_LENGTH_MIN = 32
+_PARAMETERS_MAX = 32
+_SHOWN_MAX = 80
 _SEGMENTS_MAX = 1000
 _LAG = ("dispatchBehindBytes", "dispatchBehindMilliseconds")
 _RETRY = 5
@@ -38,14 +68,158 @@ _RETRY = 5
 LIVE_MAX = 32
 _LIVE_SECONDS = 1.0
 _LIVE_RETRY = 10
-_EVENT_STREAM = "text/event-stream"
-#: How an answer is written, if not as its ``to_json`` says; those with ``messages`` show bodies.
+#: How an answer is written, if not as its ``to_json`` says; these show bodies.
 _WRITERS: dict[type[Question], Callable[[Data, Any, Bodies], tuple[bytes, str]]] = {
     ByKey: answers.key_answer,
     ByUniqueKey: answers.key_answer,
     ByQueueOffset: answers.queue_answer,
-    ByTime: answers.time_answer,
 }
+
+_MAX = Field(ge=1, le=1000)
+# Of any letters, so that all of it goes into an address (server._HEAD_MAX).
+_BOUNDS = {"topic": Field(max_length=255), "key": Field(max_length=1024), "id": Field(max_length=1024), "max": _MAX}
+BodyForm = Annotated[
+    Literal["none", "text", "json", "hex", "base64"],
+    Field(
+        description="How bodies are shown: text and json where they are such, else base64; together they are no"
+        " longer than http_body_max",
+        examples=["text"],
+    ),
+]
+
+
+class NoParameters(BaseModel):
+    """No parameters at all, and the base of those that are no question's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OneMessage(NoParameters):
+    """How one message is shown."""
+
+    body: BodyForm = "text"
+
+
+class TopicsBegin(NoParameters):
+    """Which topics."""
+
+    begin: str = Field("", max_length=255, description="What their names begin with, in letters of any case")
+    max: Annotated[Whole, _MAX] = Field(50, description="Most topics of the answer")
+
+
+class Since(NoParameters):
+    """Which events."""
+
+    since: Count = Field(0, description="Only events behind this number")
+
+
+class Thresholds(NoParameters):
+    """How far behind is still ready."""
+
+    lag_ms: Count = Field(60_000, description="Not ready when the oldest message that is not indexed is older, in ms")
+    lag_bytes: Count | None = Field(None, description="Not ready when more bytes of log are not indexed yet")
+
+
+def read_query(model: type[M], query: bytes) -> M:
+    """The parameters of a request; ProblemError names those that are wrong, unknown, doubled or no UTF-8, and those
+    that contradict each other (409).
+    """
+    try:
+        text = query.decode("utf-8")
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_PARAMETERS_MAX)
+    except ValueError:
+        raise wrong_values([f"parameters are UTF-8, and {_PARAMETERS_MAX} at most"]) from None
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise wrong_values(["a parameter is there twice"])
+    try:
+        return model.model_validate(given)
+    except UsageError as error:
+        raise ProblemError(409, "parameters", str(error.args[0])) from None
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+    if not problems[0]["loc"]:  # of several parameters together
+        raise ProblemError(409, "parameters", problems[0]["msg"].removeprefix("Value error, "))
+    raise wrong_values(
+        [f"{str(found['loc'][0])[:_SHOWN_MAX]}: {found['msg']}, given {str(found['input'])[:_SHOWN_MAX]!r}"
+        for found in problems]
+    )  # fmt: skip
+
+
+class Api:
+    """A handler takes the request and the model of its parameters; its docstring describes it."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+        self._paths: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def get(
+        self, path: str, summary: str, *problems: int, query: type[BaseModel] = NoParameters, media: str = _JSON
+    ) -> Callable[[Handler], Handler]:
+        """Register what answers GET and HEAD, with ``media``."""
+
+        def register(handler: Handler) -> Handler:
+            async def endpoint(request: Request) -> Response:
+                return await handler(request, read_query(query, request.scope["query_string"]))
+
+            self.routes.append(Route(path, endpoint))
+            answer = {media: {"schema": {"type": "object" if media == _JSON else "string"}}}
+            problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+            responses = {str(one): {"description": _WORDS[one], "content": problem} for one in (*_ALWAYS, *problems)}
+            operation = {
+                "summary": summary,
+                "description": " ".join((handler.__doc__ or summary).split()),
+                "operationId": handler.__name__,
+                "parameters": ([_WHERE] if "{where}" in path else []) + _parameters(query),
+                "responses": {"200": {"description": "The answer", "content": answer}, **responses},
+            }
+            self._paths[path] = {"get": operation}
+            return handler
+
+        return register
+
+    def schema(self, *, with_token: bool) -> dict[str, Any]:
+        """OpenAPI's description of all that was registered."""
+        texts = ("type", "title", "detail", "instance", "hint")
+        members: Row = {**{name: {"type": "string"} for name in texts}, "status": {"type": "integer"}}
+        problem = {
+            "type": "object",
+            "description": "Every answer that is none (RFC 9457)",
+            "properties": {**members, "problems": {"type": "array", "items": {"type": "string"}}},
+            "required": texts[:4],
+        }
+        parts: Row = {"schemas": {"Problem": problem}}
+        schema: Row = {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "indexd",
+                "version": __version__,
+                "description": _DESCRIPTION,
+                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            },
+            "paths": self._paths,
+            "components": parts,
+        }
+        if with_token:
+            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{"token": []}]
+            self._paths["/livez"]["get"]["security"] = []
+        return schema
+
+
+def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
+    schema = model.model_json_schema()
+    found = []
+    for name, kind in schema.get("properties", {}).items():
+        # A parameter that is not given is null; none is ever given as such.
+        shown = next((one for one in kind.pop("anyOf", ()) if one.get("type") != "null"), {}) | kind
+        # Bounds behind a validator of our own are left as pydantic calls them.
+        shown = {{"ge": "minimum", "le": "maximum"}.get(key, key): value for key, value in shown.items()}
+        if shown.get("default", "") is None:
+            del shown["default"]
+        is_needed, words = name in schema.get("required", ()), shown.pop("description")
+        found.append({"name": name, "in": "query", "required": is_needed, "description": words, "schema": shown})
+    return found
 
 
 def add_messages(api: Api, queries: Queries, body_max: int) -> None:
@@ -56,7 +230,7 @@ def add_messages(api: Api, queries: Queries, body_max: int) -> None:
 
     @api.get(
         "/api/v1/messages/{where}", "The message at a physical offset, or with an offset message id", 404,
-        query=OneMessage, piece=_WHERE,
+        query=OneMessage,
     )  # fmt: skip
     async def one_message(request: Request, asked: OneMessage) -> Response:
         """Every field, the properties, and the body as text where it is such."""
@@ -88,26 +262,24 @@ def _add_question(api: Api, queries: Queries, model: type[Question], body_max: i
         return json_response((await queries.query(find, lambda found: found[1]))[0])
 
     handler.__name__ = str(model.path).replace("-", "_")
-    asked = over_http(model, has_bodies=write in (answers.key_answer, answers.queue_answer))
-    api.get(f"/api/v1/messages/{model.path}", str(model.__doc__), 409, query=asked)(handler)
+    fields: dict[str, Any] = {
+        name: (Annotated[info.annotation, _BOUNDS[name]], info)
+        for name, info in model.model_fields.items()
+        if name in _BOUNDS
+    }
+    if model in _WRITERS:
+        fields["body"] = (BodyForm, "none")
+    over_http = create_model(model.__name__, __base__=model, **fields)
+    api.get(f"/api/v1/messages/{model.path}", str(model.__doc__), 409, query=over_http)(handler)
 
 
-def add_files(api: Api, board: DaemonStatus, queries: Queries) -> None:
-    """What lies in the data directory: index files with their headers, coverage, recovery, frontier."""
+def add_files(api: Api, queries: Queries) -> None:
+    """What lies in the data directory: index files with their headers, coverage, topics, frontier."""
 
     @api.get("/api/v1/index-files", "All index files with their headers")
     async def index_files(*_: object) -> Response:
         """As they stand now, the newest still growing."""
         return json_response(to_json(await queries.ask(_index_files), OF_LISTS))
-
-    @api.get("/api/v1/index-files/{name}", "One index file", 404, piece=_FILE_NAME)
-    async def index_file(request: Request, _: NoParameters) -> Response:
-        """The numbers of its header, and how full it is."""
-        name = request.path_params["name"]
-        for row in (await queries.ask(_index_files))["indexFiles"]:
-            if row["name"] == name:
-                return json_response(to_json(row, OF_LISTS))
-        raise ProblemError(404, "no-file", f"there is no index file {name[:80]!r}")
 
     @api.get("/api/v1/coverage", "Which part of the log is indexed")
     async def coverage(*_: object) -> Response:
@@ -122,14 +294,6 @@ def add_files(api: Api, board: DaemonStatus, queries: Queries) -> None:
             raise ProblemError(404, "not-built", "no ConsumeQueues are built (consume_queue = false)")
         found = [name for name in names if name.lower().startswith(asked.begin.lower())]
         return json_response(to_json({"topics": found[: asked.max], "total": len(found)}, OF_LISTS))
-
-    @api.get("/api/v1/recovery", "The recovery that is under way, and the last one")
-    async def recovery(*_: object) -> Response:
-        """Answered while it goes on, too; ``recovering`` is null when none is under way."""
-        row = board.row()
-        found = {name: row.get(name) for name in ("phase", "recovering", "recoveries", "lastRecovery")}
-        found |= {f"remaining{unit}": row.get(f"recoveryRemaining{unit}") for unit in ("Bytes", "Files")}
-        return json_response(to_json(found))
 
     @api.get("/api/v1/frontier", "What is durable")
     async def frontier(*_: object) -> Response:
@@ -175,37 +339,35 @@ def _coverage(data: Data) -> Row:
 
 
 def _frontier(data: Data) -> Row:
-    row = data.index.look().frontier.to_json(__version__)
-    row["uncovered"] = [{"begin": begin, "end": end, "reason": reason} for begin, end, reason in row["uncovered"]]
+    frontier = data.index.look().frontier
+    row, gaps = frontier.to_json(__version__), frontier.uncovered
+    row["uncovered"] = [{"begin": gap.begin, "end": gap.end, "reason": gap.reason} for gap in gaps]
     row["evidence"] = {"count": len(row["evidence"])}
-    for name in ("consumeQueue", "sparse"):
-        if row[name] is not None:
-            row[name] = {
-                key: {"count": len(value)} if isinstance(value, list) else value for key, value in row[name].items()
-            }
+    for part in (row["consumeQueue"] or {}, row["sparse"] or {}):
+        part.update({key: {"count": len(value)} for key, value in part.items() if isinstance(value, list)})
     return row
 
 
-def add_figures(api: Api, board: DaemonStatus, stop: asyncio.Event) -> None:
-    """Metrics, status, events, and the last two live; streams end when ``stop`` is set."""
+def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
+    """Metrics, status, events, the last two live, and health; streams end when ``stop`` is set."""
     streams: set[object] = set()
 
     @api.get("/metrics", "Metrics for Prometheus", media="text/plain")
     async def metrics(request: Request, _: NoParameters) -> Response:
         """What Accept asks for: Prometheus's text format, or OpenMetrics."""
-        body, kind = render(board, request.headers.get("accept"))
+        body, kind = render(status, request.headers.get("accept"))
         return Response(body, headers={"content-type": kind})
 
     @api.get("/api/v1/status", "All figures")
-    async def status(*_: object) -> Response:
+    async def figures(*_: object) -> Response:
         """Where the daemon stands: what ``indexd status --json`` shows."""
-        return json_response(to_json(board.row()))
+        return json_response(to_json(status.row()))
 
     @api.get("/api/v1/events", "What happened lately", query=Since)
     async def events(_: Request, asked: Since) -> Response:
         """Events are numbered from 1 in each life of the daemon (``bootId``); the last thousand are kept."""
-        rows = [event_row(event) for event in board.events.since(asked.since)]
-        return json_response(to_json({"bootId": board.boot_id, "last": board.events.last, "events": rows}))
+        rows = [event_row(event) for event in status.events.since(asked.since)]
+        return json_response(to_json({"bootId": status.boot_id, "last": status.events.last, "events": rows}))
 
     @api.get("/api/v1/live", "Figures and events as they come", media=_EVENT_STREAM)
     async def live(request: Request, _: NoParameters) -> Response:
@@ -218,7 +380,32 @@ def add_figures(api: Api, board: DaemonStatus, stop: asyncio.Event) -> None:
             return head
         if len(streams) >= LIVE_MAX:  # and from here on nobody else is asked until this one is counted
             raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=_LIVE_RETRY, closes=True)
-        return _Live(_stream(board, stop), streams)
+        return _Live(_stream(status, stop), streams)
+
+    @api.get("/livez", "Is it alive?")
+    async def livez(*_: object) -> Response:
+        """200 unless a stage of the indexing (read, build, flush) stands still, which a restart may help.
+
+        A full disk or an unreadable log is no reason: it is waited for, and a restart helps nothing.
+        """
+        row = status.row()
+        if row["stalled"] and row["phase"] == "running":
+            words = ", ".join(f"{stage} for {seconds:.0f} s" for stage, seconds in row["stalled"].items())
+            members = {"phase": row["phase"], "stalled": row["stalled"]}
+            raise ProblemError(503, "stalled", f"the indexing does not move: {words}", members, retry=_RETRY)
+        return json_response(to_json({"status": "ok", "phase": row["phase"]}))
+
+    @api.get("/readyz", "Is the index near enough to the end of the log?", query=Thresholds)
+    async def readyz(_: Request, asked: Thresholds) -> Response:
+        """200 while it runs, within the thresholds, and can read on; else 503 with the numbers and why.
+
+        Where the log goes on behind bytes that are no frame, no threshold is waited for.
+        """
+        row = status.row()
+        facts = answers.text64({name: row.get(name) for name in ("phase", *_LAG, "caughtUp")})
+        if reasons := _not_ready(row, asked):
+            raise ProblemError(503, "not-ready", "; ".join(reasons), facts, retry=_RETRY)
+        return json_response(to_json({"status": "ok", **facts}))
 
 
 def event_row(event: Event) -> Row:
@@ -242,44 +429,15 @@ class _Live(StreamingResponse):
             self._streams.discard(self)
 
 
-async def _stream(board: DaemonStatus, stop: asyncio.Event) -> AsyncIterator[bytes]:
-    last = board.events.last
+async def _stream(status: DaemonStatus, stop: asyncio.Event) -> AsyncIterator[bytes]:
+    last = status.events.last
     while not stop.is_set():
-        for event in board.events.since(last):
+        for event in status.events.since(last):
             last = event.number
             yield b"event: event\nid: %d\ndata: %s\n\n" % (event.number, to_json(event_row(event)))
-        yield b"event: status\ndata: %s\n\n" % to_json(board.row())
+        yield b"event: status\ndata: %s\n\n" % to_json(status.row())
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _LIVE_SECONDS)
-
-
-def add_health(api: Api, board: DaemonStatus) -> None:
-    """Is it alive, and is it near enough to the end of the log?"""
-
-    @api.get("/livez", "Is it alive?")
-    async def livez(*_: object) -> Response:
-        """200 unless a stage of the indexing (read, build, flush) stands still, which a restart may help.
-
-        A full disk or an unreadable log is no reason: it is waited for, and a restart helps nothing.
-        """
-        row = board.row()
-        if row["stalled"] and row["phase"] == "running":
-            words = ", ".join(f"{stage} for {seconds:.0f} s" for stage, seconds in row["stalled"].items())
-            members = {"phase": row["phase"], "stalled": row["stalled"]}
-            raise ProblemError(503, "stalled", f"the indexing does not move: {words}", members, retry=_RETRY)
-        return json_response(to_json({"status": "ok", "phase": row["phase"]}))
-
-    @api.get("/readyz", "Is the index near enough to the end of the log?", query=Thresholds)
-    async def readyz(_: Request, asked: Thresholds) -> Response:
-        """200 while it runs, within the thresholds, and can read on; else 503 with the numbers and why.
-
-        Where the log goes on behind bytes that are no frame, no threshold is waited for.
-        """
-        row = board.row()
-        facts = answers.text64({name: row.get(name) for name in ("phase", *_LAG, "caughtUp")})
-        if reasons := _not_ready(row, asked):
-            raise ProblemError(503, "not-ready", "; ".join(reasons), facts, retry=_RETRY)
-        return json_response(to_json({"status": "ok", **facts}))
 
 
 def _not_ready(row: Row, asked: Thresholds) -> list[str]:

@@ -1,27 +1,118 @@
-"""Guard: the middleware around all routes: who may ask, limits of a request, headers, and no error unanswered."""
+"""Guard, the middleware around all routes: who may ask, what is no request, headers, and no error unanswered.
+
+Every answer that is none is a ProblemError: application/problem+json (RFC 9457), from whatever went wrong.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import ipaddress
+import json
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from indexd.config import OFF, Config, split_address
-from indexd.errors import IndexdError
+from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
 from indexd.serve.access_files import is_loopback, read_secret, read_tls
-from indexd.serve.http.problem import ProblemError, problem_of
-from indexd.serve.queries import NotAnsweredError, StoppingError
+from indexd.serve.queries import CrowdedError, NotAnsweredError, NotOpenError, StoppingError
 
+MEDIA_TYPE = "application/problem+json"
 _TOKEN_BYTES_MIN = 8
+_INSTANCE_MAX = 200
 #: What is answered without the token: whether it is alive, and the page without figures and answers.
 FREE = ("/livez", "/")
 FREE_BELOW = "/static/"
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+)
+#: Given twice, a proxy may go by the one and this server by the other.
+_ONCE = frozenset({b"host", b"authorization", b"origin"})
+#: Headers that a status asks for.
+_HEADERS_OF = {405: {"allow": "GET, HEAD"}, 401: {"www-authenticate": 'Bearer realm="indexd"'}}
+_NARROWER = {"hint": "ask for fewer messages (max), a shorter time (begin, end), or without bodies"}
+
+
+class ProblemError(Exception):
+    """An answer that is none. ``slug`` ends its type, ``members`` go into its object, ``retry`` is in seconds.
+
+    ``closes``: the connection is not kept, so that those who are refused hold none.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        slug: str,
+        detail: str,
+        members: Mapping[str, Any] | None = None,
+        retry: int | None = None,
+        *,
+        closes: bool = False,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.slug, self.detail, self.retry = status, slug, detail, retry
+        self.members, self.closes = dict(members or {}), closes
+
+    def response(self, instance: str) -> Response:
+        """The whole answer; ``instance`` is the path that was asked for, of which the beginning is enough."""
+        row = {
+            "type": f"urn:rocketmq-indexd:problem:{self.slug}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": instance[:_INSTANCE_MAX],
+        }
+        headers = dict(_HEADERS_OF.get(self.status, {}))
+        if self.retry is not None:
+            headers["retry-after"] = str(self.retry)
+        if self.closes:
+            headers["connection"] = "close"
+        return Response(json.dumps(row | self.members), self.status, headers, MEDIA_TYPE)
+
+
+def wrong_values(problems: list[str]) -> ProblemError:
+    """Parameters that cannot be used, each with why."""
+    return ProblemError(422, "parameters", "; ".join(problems), {"problems": problems})
+
+
+def problem_of(error: Exception) -> ProblemError:
+    """What an error means for whoever asked; of a defect the log says more."""
+    detail = str(error.args[0]) if error.args else str(error)
+    hint = {"hint": error.hint} if getattr(error, "hint", None) else {}  # type: ignore[attr-defined]  # it has one
+    match error:
+        case ProblemError():
+            return error
+        case NotOpenError():
+            members = hint or {"phase": error.phase, "recovering": error.recovering}
+            return ProblemError(503, "not-open-yet", detail, members, retry=5)
+        case CrowdedError():
+            return ProblemError(503, "busy", detail, retry=1)
+        case StoppingError():
+            return ProblemError(503, "stopping", detail, retry=5, closes=True)
+        case NotAnsweredError():
+            return ProblemError(503, "too-long", detail, _NARROWER, retry=1)
+        case UsageError():
+            return ProblemError(422, "parameters", detail, {**hint, "problems": [detail]})
+        case DisturbedError() | UnsafeStoreError():
+            return ProblemError(503, "not-now", detail, hint, retry=1)
+        case DiskError() if error.is_transient:
+            return ProblemError(503, "not-now", detail, hint, retry=1)
+        case IndexdError():
+            slug = "corrupt-data" if isinstance(error, CorruptDataError) else "internal"
+            return ProblemError(500, slug, detail, hint)
+    return ProblemError(500, "internal", "a defect: the daemon's log says more", closes=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +141,11 @@ class Access:
         """
         if not self.is_local or host is None:
             return True
-        name, _, port = host.decode("latin-1").rpartition(":")
-        name = (name if port.isdigit() else host.decode("latin-1")).strip("[]").rstrip(".").lower()
-        if name == "localhost" or name.endswith(".localhost"):
-            return True
         try:
-            ipaddress.ip_address(name)
-        except ValueError:
+            name = (urlsplit("//" + host.decode("latin-1")).hostname or "").rstrip(".")
+            return name == "localhost" or name.endswith(".localhost") or bool(ipaddress.ip_address(name))
+        except ValueError:  # no address, or a bracket that is not closed
             return False
-        return True
 
 
 def read_access(config: Config) -> Access:
@@ -77,21 +164,6 @@ def read_token(path: Path) -> bytes:
     """The token that the file holds, printable ASCII; UsageError, which never shows what is there instead."""
     remedy = f"make one: openssl rand -hex 32 > {path}"
     return read_secret(path, "http_token_file", what="token", least=_TOKEN_BYTES_MIN, remedy=remedy)
-
-
-#: Bytes of the path with its query, and of all headers together.
-TARGET_MAX = 16_384
-HEADERS_MAX = 16_384
-_HEADERS_COUNT_MAX = 100
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
-    (b"cache-control", b"no-store"),
-)
-#: Given twice, a proxy may go by the one and this server by the other.
-_ONCE = frozenset({b"host", b"authorization", b"origin"})
 
 
 class Guard:
@@ -132,16 +204,11 @@ class Guard:
 
     def _problem(self, scope: Scope) -> ProblemError | None:
         # What keeps a request from being answered; its connection is not kept, which may come with more of the kind.
-        path, given, headers = scope["path"], scope["headers"], dict(scope["headers"])
+        path, headers, members = scope["path"], dict(scope["headers"]), None
         scope.setdefault("state", {})["authorized"] = bears = self._access.bears_token(headers.get(b"authorization"))
-        once, members = [name for name, _ in given if name in _ONCE], None
+        once = [name for name, _ in scope["headers"] if name in _ONCE]
         if scope["method"] not in ("GET", "HEAD"):
             found = 405, "method-not-allowed", f"{scope['method']} is not answered here, only GET and HEAD are"
-        elif len(scope["query_string"]) + len(scope.get("raw_path", b"")) > TARGET_MAX:
-            found = 414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes"
-        elif sum(len(name) + len(value) for name, value in given) > HEADERS_MAX or len(given) > _HEADERS_COUNT_MAX:
-            detail = f"the headers are longer than {HEADERS_MAX} bytes, or more than {_HEADERS_COUNT_MAX}"
-            found = 431, "headers-too-long", detail
         elif len(once) != len(set(once)):
             found = 400, "repeated-header", "a request has one Host, Authorization and Origin at most"
         elif headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:

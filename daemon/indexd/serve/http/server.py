@@ -1,4 +1,4 @@
-"""serve_http: the application on a socket that listens already, with bounds on what clients may keep waiting.
+"""serve_http: the application (the API, the page for people, the guard around both) on a socket that listens already.
 
 HTTP itself is uvicorn's. A client has so many seconds for a whole request, and so many to take an answer; each
 connection is looked at once a second. Connections beyond the bound are reset.
@@ -7,32 +7,94 @@ connection is looked at once a second. Connections beyond the bound are reset.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
-import ssl
-from collections.abc import Callable
+import time
+from contextlib import suppress
+from email.utils import formatdate
 from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from indexd.config import Config
+from indexd.errors import IndexdError
 from indexd.serve.daemon_status import DaemonStatus
-from indexd.serve.http.app import create_app
-from indexd.serve.http.guard import HEADERS_MAX, TARGET_MAX, read_access
-from indexd.serve.queries import Queries
+from indexd.serve.http.answers import json_response
+from indexd.serve.http.endpoints import Api, add_figures, add_files, add_messages
+from indexd.serve.http.guard import Access, Guard, ProblemError, problem_of, read_access
+from indexd.serve.queries import NotAnsweredError, Queries
+from indexd.serve.web.page import ASSETS, SearchForm, answer_to, asset, problem_section, render_page
 
 #: For a whole request, headers and all; for an answer, once it is all written.
 REQUEST_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 # Answers that clients do not take: beyond this the largest go.
 _UNTAKEN_MAX = 64 << 20
-_HEAD_MAX = TARGET_MAX + HEADERS_MAX + 1024
+# Address and headers of a request, which its parser keeps.
+_HEAD_MAX = 33 << 10
 # Together with what closing the queries takes, less than the outlet is given (serve.server).
-_LEAVE_SECONDS = 2
+_LEAVE_SECONDS = 2.0
 _IDLE_SECONDS = 30
 _HANDSHAKE_SECONDS = 5.0
 _OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on 127.0.0.1"
+# Scripts, styles and data from here alone, none of them inside the page; nobody may frame it.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {"content-security-policy": _POLICY}
+
+
+def create_app(
+    config: Config, status: DaemonStatus, queries: Queries, access: Access, log: Any, stop: asyncio.Event
+) -> ASGIApp:
+    """The application; streams end when ``stop`` is set. ``queries`` are the caller's to close."""
+    api, body_max = Api(), config.http.http_body_max
+    add_messages(api, queries, body_max)
+    add_files(api, queries)
+    add_figures(api, status, stop)
+    described = json.dumps(api.schema(with_token=access.token is not None)).encode()
+
+    async def openapi(_: Request) -> Response:
+        return json_response(described)
+
+    async def page(request: Request) -> Response:
+        # Whoever has no token where one is needed gets the page without figures and answers.
+        may_see, code = bool(request.scope["state"]["authorized"]), 200
+        form, answer = SearchForm.of(request.query_params), None
+        if form.is_anything and may_see:
+            try:
+                answer, _ = await queries.query(lambda data: answer_to(data, form, body_max), lambda shown: shown[1])
+            except (NotAnsweredError, IndexdError) as error:
+                problem = problem_of(error)
+                hint = "search again in a moment" if problem.status == 503 else "journalctl -u indexd may say more"
+                answer = problem_section(IndexdError(problem.detail, str(problem.members.get("hint", hint))))
+                code = problem.status
+        text = render_page(form, answer, status.row() if may_see else None)
+        return Response(text.encode("utf-8", "replace"), code, _HEADERS, "text/html")
+
+    async def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            raise ProblemError(404, "not-found", f"there is no file {name[:80]!r}")
+        return Response(asset(name), 200, _HEADERS, ASSETS[name])
+
+    own = [Route("/openapi.json", openapi), Route("/", page), Route("/static/{name}", static)]
+    guarded = Guard(Router([*api.routes, *own], redirect_slashes=False, default=_not_found), access, log)
+    origins, allowed = config.http.http_cors_origins, ("Authorization", "Last-Event-ID")
+    return CORSMiddleware(guarded, origins, ("GET", "HEAD"), allowed) if origins else guarded
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an ASGI application
+    raise ProblemError(404, "not-found", "there is nothing under this path")
 
 
 class Connection(HttpToolsProtocol):
@@ -80,85 +142,59 @@ class Connection(HttpToolsProtocol):
 
 
 async def serve_http(
-    config: Config, board: DaemonStatus, log: Any, listening: socket.socket, stop: asyncio.Event
+    config: Config, status: DaemonStatus, log: Any, listening: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serve until ``stop``; what is under way then is finished, or broken off after seconds.
 
     ``listening`` stays open for another try. UsageError if token or certificate cannot be used.
     """
-    access = read_access(config)
+    access, loop, state = read_access(config), asyncio.get_running_loop(), ServerState()
     if access.is_open:
         log.warning(
             "http_open", http=config.http.http, token=access.token is not None, tls=access.tls is not None, hint=_OPEN
         )
-    queries = Queries(config, board, config.http.http_queries_max)
     # Nothing of it is a line of our log; without a handler Python would print it as it is.
     quiet = logging.getLogger("uvicorn")
     quiet.propagate = False
     quiet.addHandler(logging.NullHandler())
+    queries = Queries(config, status, config.http.http_queries_max)
+    app = create_app(config, status, queries, access, log, stop)
+    settings = uvicorn.Config(
+        app, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=_IDLE_SECONDS
+    )
+    make = partial(Connection, config.http.http_connections_max, settings, state, {})
+    handshake = None if access.tls is None else _HANDSHAKE_SECONDS
+    server = await loop.create_server(make, sock=listening.dup(), ssl=access.tls, ssl_handshake_timeout=handshake)
     try:
-        settings = uvicorn.Config(
-            create_app(config, board, queries, access, log, stop),
-            http=partial(Connection, config.http.http_connections_max),  # type: ignore[arg-type]  # makes a protocol
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_LEAVE_SECONDS,
-        )
-        await _Server(settings, access.tls, listening, stop, queries.stop).serve()
+        while not stop.is_set():
+            state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+            _look(list(state.connections), loop.time())
+            await _wait(stop.wait(), 1.0)
     finally:
+        server.close()
         queries.stop()
+        for connection in list(state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0.1)  # until those are closed that were idle
+        await _wait(asyncio.gather(*state.tasks), _LEAVE_SECONDS)
         # In another thread: a query may be under way, and it is waited for.
         left = await asyncio.to_thread(queries.close)
         if left:
             log.warning("queries_left_behind", queries=left)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's, but that it ends by an event, and looks at its connections."""
+async def _wait(what: Any, seconds: float) -> None:
+    # Until it is done, at most so long; then it is cancelled.
+    with suppress(TimeoutError):
+        await asyncio.wait_for(what, seconds)
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        tls: ssl.SSLContext | None,
-        listening: socket.socket,
-        stop: asyncio.Event,
-        on_stop: Callable[[], None],
-    ) -> None:
-        super().__init__(config)
-        self._tls, self._listening, self._stop, self._on_stop = tls, listening.dup(), stop, on_stop
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - it has its own
-        """Listen."""
-        protocol: Any = self.config.http_protocol_class
-        make = partial(protocol, self.config, self.server_state, {})
-        handshake: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": _HANDSHAKE_SECONDS}
-        loop = asyncio.get_running_loop()
-        self.servers = [await loop.create_server(make, sock=self._listening, ssl=self._tls, **handshake)]
-        self.started = True
-
-    async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether it is over."""
-        await super().on_tick(counter)
-        if counter % 10 == 0:
-            self._look(asyncio.get_running_loop().time())
-        return self._stop.is_set()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nobody any more, and let those that are there finish."""
-        self._on_stop()
-        await super().shutdown(sockets)
-
-    def _look(self, now: float) -> None:
-        connections: list[Any] = sorted(self.server_state.connections, key=lambda connection: connection.untaken)
-        for connection in connections:
-            connection.look(now)
-        untaken = sum(connection.untaken for connection in connections)
-        while untaken > _UNTAKEN_MAX:
-            largest = connections.pop()
-            untaken -= largest.untaken
-            largest.transport.abort()
+def _look(connections: list[Any], now: float) -> None:
+    connections.sort(key=lambda connection: connection.untaken)
+    for connection in connections:
+        connection.look(now)
+    untaken = sum(connection.untaken for connection in connections)
+    while untaken > _UNTAKEN_MAX:
+        largest = connections.pop()
+        untaken -= largest.untaken
+        largest.transport.abort()
