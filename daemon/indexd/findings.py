@@ -75,8 +75,6 @@ def findings_of(row: Mapping[str, Any]) -> list[str]:
         size = sum(int(gap[1]) - max(int(gap[0]), first) for gap in gaps)
         reasons = ", ".join(sorted({str(gap[2]) for gap in gaps}))
         found.append(f"{size} bytes of the log are not covered: {reasons}")
-    if row.get("rowProblem"):
-        found.append(f"its figures cannot be made: {row['rowProblem']}")
     broker = row.get("broker") or {}
     found.extend(str(text) for text in broker.get("unsafe") or ())
     # In mode shadow a broker may be stopped whenever its operator likes; in mode offload the two belong together.

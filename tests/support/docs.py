@@ -8,8 +8,8 @@ from pathlib import Path
 from indexd.config.model import KEYS, SECTIONS, env_name, flag_name
 from indexd.query import QUESTIONS
 from indexd.query.questions import Flags
+from indexd.serve.daemon_status import FIELDS
 from indexd.serve.metrics import FAMILIES, HISTOGRAMS, PREFIX, exposed
-from indexd.serve.status import FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 METRICS = PAGE.with_name("metrics.md")

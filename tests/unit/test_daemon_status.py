@@ -19,8 +19,7 @@ from indexd.config import LogConfig
 from indexd.dispatch.reput import DispatchQueue, ReputState
 from indexd.errors import DiskError, MissingStoreError
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
-from indexd.serve.daemon_status import DaemonStatus, Events, Histogram
-from indexd.serve.status import Status
+from indexd.serve.daemon_status import DaemonStatus, Events, Histogram, Status
 from indexd.service.log import configure_log
 from indexd.service.state import Lag, LagMeter
 from indexd.storage.disk import Disk
@@ -70,11 +69,7 @@ def test_the_phases_in_their_order_and_what_is_left_of_each(board: DaemonStatus)
     assert looks() == ("recovering", 4000, 0)
     progress = board.row()["recovering"]
     assert (progress["step"], progress["unit"], progress["done"], progress["total"]) == ("compare", "bytes", 1000, 5000)
-    assert [(each["step"], each["unit"], each["done"]) for each in progress["steps"]] == [
-        ("replay", "files", 3),
-        ("compare", "bytes", 1000),
-    ]
-    assert progress["seconds"] >= progress["steps"][0]["seconds"] >= 0
+    assert progress["seconds"] >= 0
     board.recovered("recovered", {"keptEntries": 7})
     board.running(lambda: {"phyOffset": 5})
     assert looks() == ("running", 0, 0)
@@ -84,7 +79,6 @@ def test_the_phases_in_their_order_and_what_is_left_of_each(board: DaemonStatus)
     assert row["recoveries"] == 1
     last = row["lastRecovery"]
     assert (last["event"], last["keptEntries"]) == ("recovered", 7)
-    assert [step["step"] for step in last["steps"]] == ["replay", "compare"]
     board.stopping()
     assert (board.row()["phase"], board.row()["phyOffset"]) == ("stopping", 5)
     board.leaving("opening")  # disturbed: it is opened again
@@ -93,7 +87,7 @@ def test_the_phases_in_their_order_and_what_is_left_of_each(board: DaemonStatus)
     board.waiting("open", "no space")
     assert board.row()["problems"] == {"open": "no space"}
     board.recovering("replay", 0, 1)
-    assert board.row()["recovering"]["steps"][0]["done"] == 0
+    assert board.row()["recovering"]["done"] == 0
     assert board.row()["problems"] == {}
 
 
@@ -144,7 +138,7 @@ def test_rows_are_whole_while_everything_changes(board: DaemonStatus) -> None:
 
 
 def test_a_histogram_loses_nothing_between_threads() -> None:
-    histogram = Histogram((0.1, 1.0))
+    histogram = Histogram()
 
     def observe() -> None:
         for _ in range(5000):
@@ -157,7 +151,8 @@ def test_a_histogram_loses_nothing_between_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert histogram.cumulative() == [("0.1", 20_000), ("1.0", 40_000), ("+Inf", 60_000)]
+    counts = dict(histogram.cumulative())
+    assert [counts[bound] for bound in ("0.05", "0.1", "0.5", "2.5", "+Inf")] == [0, 20_000, 40_000, 60_000, 60_000]
     assert histogram.count == 60_000
     assert histogram.total == pytest.approx(20_000 * 2.6)
 
@@ -333,7 +328,6 @@ RUN = {
 
 def check(row: dict[str, Any]) -> None:
     """What holds of every row of a running daemon."""
-    assert "rowProblem" not in row, row["rowProblem"]
     assert row.keys() >= RUN
     Status.model_validate(row)  # each key has its field, of its type
     json.dumps(row)

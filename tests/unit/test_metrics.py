@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from indexd.serve.daemon_status import RESULTS, Histogram
+from indexd.serve.daemon_status import RESULTS, STAGES, STATES, Histogram
 from indexd.serve.metrics import PREFIX, IndexerCollector, render
-from indexd.serve.status import STAGES, STATES
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
 NODE = {"cluster": "DefaultCluster", "node_type": "indexer", "node_id": "broker-a"}

@@ -13,8 +13,7 @@ import re
 import sys
 import textwrap
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +23,10 @@ from typing import Any, TypeGuard
 from indexd.cli.output import Parser, add_command, print_json, print_line, table_lines, typed, values, wants_json
 from indexd.config import OFF, Config, flag_name, parse_seconds, split_address
 from indexd.config.units import printable
-from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.errors import IndexdError, UsageError
 from indexd.findings import findings_of
-from indexd.index.format import FileMark
 from indexd.pages.wording import show_duration, show_local, show_size
+from indexd.query.coverage import read_state
 from indexd.query.source import known_frontier, open_index
 from indexd.storage.disk import Disk
 from indexd.storage.lock import owner_pid
@@ -35,8 +34,6 @@ from indexd.storage.names import DataFiles
 
 Row = dict[str, Any]
 _WATCH_SECONDS = 2.0
-_RATE_SECONDS = 1.0
-_RATE_WINDOW_SECONDS = 10.0
 _TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 << 20
 _REFUSED = (401, 403)
@@ -53,12 +50,6 @@ _TEXTS = frozenset({
     "version", "bootId", "cluster", "nodeId", "flavour", "store", "data", "name", "names", "file", "reason", "why",
     "problem", "hint", "mode", "http", "kind", "stage", "output", "topic", "key",
 })  # fmt: skip
-#: Rate -> the figure whose growth it is.
-_RATES = {
-    "writtenBytesPerSecond": "commitLogMaxOffset",
-    "readBytesPerSecond": "readOffset",
-    "readMessagesPerSecond": "readMessages",
-}
 _OFFSETS = {
     "commitLogMinOffset": "begins at",
     "durableOffset": "durable to",
@@ -70,7 +61,7 @@ _OFFSETS = {
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    text = "where the daemon stands: lag, rates, files, what is the matter; of --data, or of --http HOST:PORT"
+    text = "where the daemon stands: lag, outputs, events, what is the matter; of --data, or of --http HOST:PORT"
     parser = add_command(commands, "status", [common], text, ["http"])
     parser.add_argument(
         "--watch",
@@ -88,24 +79,22 @@ def register(commands: Any, common: Parser) -> None:
 
 def status(args: argparse.Namespace, config: Config) -> int:
     """Look and show; 1 when the last look found something that needs an operator."""
-    asker, looks, code = Asker(Disk(), config, Client(config, args.ca)), deque[Look](), 0
+    asker, code = Asker(config, args.ca), 0
     clear = _CLEAR if args.watch is not None and sys.stdout.isatty() else ""
+    between = [""] if args.watch is not None and not clear else []
     try:
         while True:
-            looks.append(asker.look())
-            is_last = args.watch is None and (len(looks) > 1 or looks[-1].phase != "running")
-            if is_last or args.watch is not None:
-                code = int(bool(looks[-1].findings))
-                if wants_json(args):
-                    print_json(looks[-1].to_json() | {"rates": rates(looks)})
-                else:
-                    between = [""] if args.watch is not None and not clear else []
-                    # In one piece, so that Ctrl-C leaves a whole look on the terminal.
-                    print_line(clear + "\n".join([*draw(looks[-1], rates(looks)), *between]))
-                sys.stdout.flush()
-            if is_last:
+            look = asker.look()
+            code = int(bool(look.findings))
+            if wants_json(args):
+                print_json(look.to_json())
+            else:
+                # In one piece, so that Ctrl-C leaves a whole look on the terminal.
+                print_line(clear + "\n".join([*draw(look), *between]))
+            sys.stdout.flush()
+            if args.watch is None:
                 return code
-            time.sleep(args.watch or _RATE_SECONDS)
+            time.sleep(args.watch)
     except BrokenPipeError:  # who reads has enough: this look was the last
         return code
 
@@ -117,14 +106,13 @@ def status(args: argparse.Namespace, config: Config) -> int:
 class Look:
     """The figures of one moment: ``row`` as the daemon's status has them, at ``at`` (Unix seconds), and who said so.
 
-    ``files`` are the newest index files, newest first, ``events`` the last ones, oldest first. ``findings`` need an
-    operator, ``notes`` do not. ``age`` is how many seconds before the look the figures were written down.
+    ``events`` are the last ones, oldest first. ``findings`` need an operator, ``notes`` do not. ``age`` is how many
+    seconds before the look the figures were written down.
     """
 
     row: Row
     asked: str
     at: float = field(default_factory=time.time)
-    files: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -145,27 +133,10 @@ class Look:
             "asked": self.asked,
             "at": int(self.at * 1000),
             "ageMilliseconds": int(self.age * 1000),
-            "newestFiles": self.files,
             "events": self.events,
             "findings": self.findings,
             "notes": self.notes,
         }
-
-
-def rates(looks: deque[Look]) -> dict[str, float]:
-    """How fast figures grow over the looks of the last 10 s; forgets older ones, and those of another process."""
-    last = looks[-1]
-    same = ("pid", "bootId", "phase")
-    while any(looks[0].row.get(key) != last.row.get(key) for key in same) or (
-        len(looks) > 2 and last.at - looks[1].at >= _RATE_WINDOW_SECONDS
-    ):
-        looks.popleft()
-    first, found = looks[0], {}
-    for name, key in _RATES.items():
-        before, now = first.row.get(key), last.row.get(key)
-        if isinstance(before, int) and isinstance(now, int) and now >= before and last.at > first.at:
-            found[name] = round((now - before) / (last.at - first.at), 1)
-    return found
 
 
 class NoAnswerError(Exception):
@@ -176,20 +147,24 @@ class NoAnswerError(Exception):
         self.status = status
 
 
-class Client:
-    """GET from one address, with the token and the certificates of the configuration.
+class Asker:
+    """Looks as often as asked: at the address of ``--http``, else at the daemon of the data directory.
 
-    UsageError if the flag names a file without a token, or one without certificates.
+    UsageError if a flag names a file without a token or without certificates, or an address where nobody can be asked.
     """
 
     def __init__(self, config: Config, authorities: Path | None) -> None:
         import ssl  # noqa: PLC0415 - no other command speaks HTTP
 
-        self._token_file = config.http.http_token_file
-        if config.provenance.get("http_token_file") == flag_name("http_token_file"):
-            self._headers()
+        self._disk, self._config, self._files = Disk(), config, DataFiles(config.store.data)
+        # Only the flag says whom to ask; elsewhere the key is the daemon's own, and the daemon of --data is asked.
+        self._address = config.http.http if self._is_flag("http") else None
+        if self._address is not None and not _is_address(self._address):
+            hint = "give HOST:PORT, or leave it out: --data knows it"
+            raise UsageError(f"--http {self._address} is nowhere to ask", hint)
+        self._headers = self._read_token()
         trusted, self._tls = authorities or config.http.http_tls_cert, None
-        self.scheme = "http" if trusted is None else "https"
+        self._scheme = "http" if trusted is None else "https"
         if trusted is None:
             return
         try:
@@ -201,15 +176,57 @@ class Client:
             self._tls.check_hostname = False
             self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
-    def get(self, address: str, path: str) -> Any:
-        """The JSON of the answer, numbers of 64 bits as ints; NoAnswerError, UsageError without a token."""
-        from http import client as http  # noqa: PLC0415 - as above
+    def look(self) -> Look:
+        """One look; UsageError where there is neither a daemon nor an index, and IndexdError of other kinds."""
+        if self._address is not None:
+            return self._at(self._address)
+        pid = owner_pid(self._files.lock)
+        if pid is None:
+            return self._stopped()
+        state = read_state(self._disk, self._files.state)
+        if state.get("pid") != pid:
+            return Look({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
+        address, findings = state.get("http"), list[str]()
+        if not _is_address(address):
+            return self._written(state, findings, ["it serves no HTTP, so this is what it wrote down last"])
+        notes = [f"HTTP at {address} is served by another process"]
+        try:
+            look = self._over_http(address)
+            if look.row.get("pid") == pid:
+                return look
+        except NoAnswerError as error:
+            notes = [f"HTTP at {address}: {error}"]
+            if error.status not in _REFUSED:
+                findings, notes = notes, []
+        return self._written(state, findings, notes)
 
-        headers, (host, port) = self._headers(), split_address(address)
+    def _is_flag(self, key: str) -> bool:
+        return self._config.provenance.get(key) == flag_name(key)
+
+    def _read_token(self) -> dict[str, str]:
+        file = self._config.http.http_token_file
+        if file is None:
+            return {}
+        from indexd.serve.http.guard import read_token  # noqa: PLC0415 - loads the server
+
+        try:
+            return {"Authorization": f"Bearer {read_token(file).decode('ascii')}"}
+        except UsageError as error:
+            if not self._is_flag("http_token_file"):  # it may be there for the daemon alone, which answers 401 then
+                return {}
+            # The daemon's own hint makes a new token, over whatever file was named.
+            hint = "name the file that holds the daemon's token with --http-token-file"
+            raise UsageError(str(error), hint) from error
+
+    def _get(self, address: str, path: str) -> Any:
+        # The JSON of the answer, numbers of 64 bits as ints; NoAnswerError.
+        from http import client as http  # noqa: PLC0415 - no other command speaks HTTP
+
+        host, port = split_address(address)
         connect = http.HTTPConnection if self._tls is None else partial(http.HTTPSConnection, context=self._tls)
         with closing(connect(host, port, timeout=_TIMEOUT_SECONDS)) as connection:
             try:
-                connection.request("GET", path, headers=headers)
+                connection.request("GET", path, headers=self._headers)
                 answer = connection.getresponse()
                 body = answer.read(_ANSWER_BYTES_MAX)
             except TimeoutError as error:
@@ -226,98 +243,34 @@ class Client:
         except ValueError as error:
             raise NoAnswerError(_NO_INDEXD) from error
 
-    def _headers(self) -> dict[str, str]:
-        if self._token_file is None:
-            return {}
-        from indexd.serve.http.guard import read_token  # noqa: PLC0415 - loads the server
-
-        try:
-            return {"Authorization": f"Bearer {read_token(self._token_file).decode('ascii')}"}
-        except UsageError as error:
-            # The daemon's own hint makes a new token, over whatever file was named.
-            hint = "name the file that holds the daemon's token with --http-token-file"
-            raise UsageError(str(error), hint) from error
-
-
-def from_text64(value: Any, name: str = "") -> Any:
-    """``value`` with the texts of digits below it as ints, but for those that are names."""
-    if isinstance(value, str):
-        return int(value) if name not in _TEXTS and _NUMBER.fullmatch(value) else value
-    if isinstance(value, dict):
-        return {key: from_text64(item, key) for key, item in value.items()}
-    return [from_text64(item, name) for item in value] if isinstance(value, list) else value
-
-
-class Asker:
-    """Looks as often as asked: at the address of ``--http``, else at the daemon of the data directory."""
-
-    def __init__(self, disk: Disk, config: Config, client: Client) -> None:
-        self._disk, self._config, self._client = disk, config, client
-        self._files = DataFiles(config.store.data)
-        # Only the flag says whom to ask; elsewhere the key is the daemon's own, and the daemon of --data is asked.
-        self._address = config.http.http if config.provenance.get("http") == flag_name("http") else None
-        if self._address is not None and not _is_address(self._address):
-            hint = "give HOST:PORT, or leave it out: --data knows it"
-            raise UsageError(f"--http {self._address} is nowhere to ask", hint)
-
-    def look(self) -> Look:
-        """One look; UsageError where there is neither a daemon nor an index, and IndexdError of other kinds."""
-        if self._address is not None:
-            return self._at(self._address)
-        pid = owner_pid(self._files.lock)
-        if pid is None:
-            return self._stopped()
-        state: Any = None
-        with suppress(DiskError, ValueError):
-            state = json.loads(self._disk.read(self._files.state))
-        if not isinstance(state, dict) or state.get("pid") != pid:
-            return Look({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
-        address = state.get("http")
-        if not _is_address(address):
-            return self._written(state, [], ["it serves no HTTP, so this is what it wrote down last"])
-        try:
-            look = self._over_http(address)
-        except NoAnswerError as error:
-            said = [f"HTTP at {address}: {error}"]
-            return self._written(state, *(([], said) if error.status in _REFUSED else (said, [])))
-        except UsageError as error:
-            return self._written(state, [], [f"HTTP at {address} was not asked: {error}"])
-        if look.row.get("pid") == pid:
-            return look
-        return self._written(state, [], [f"HTTP at {address} is served by another process"])
-
     def _at(self, address: str) -> Look:
+        asked = f"{self._scheme}://{address}"
         try:
             return self._over_http(address)
         except NoAnswerError as error:
             if error.status in _REFUSED:
                 hint = "name the file that holds it with --http-token-file"
                 raise UsageError(f"{address} wants another token: {error}", hint) from error
-            asked = f"{self._client.scheme}://{address}"
             return Look({"phase": "unreachable"}, asked, findings=[f"no answer from {asked}: {error}"])
 
     def _over_http(self, address: str) -> Look:
-        row, files, events = self._client.get(address, "/api/v1/status"), [], []
+        row, events = self._get(address, "/api/v1/status"), []
         if not isinstance(row, dict) or "phase" not in row:
             raise NoAnswerError(_NO_INDEXD)
-        since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
-        with suppress(NoAnswerError):  # while it opens there are no files yet
-            events = self._client.get(address, f"/api/v1/events?since={since}").get("events", [])
-            files = self._client.get(address, "/api/v1/index-files").get("indexFiles", [])[-_EVENTS_MAX:]
-        findings, asked = list(row.get("findings") or ()), f"{self._client.scheme}://{address}"
-        return Look(row, asked, files=files[::-1], events=events[-_EVENTS_MAX:], findings=findings)
+        with suppress(NoAnswerError):
+            since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
+            events = self._get(address, f"/api/v1/events?since={since}").get("events", [])[-_EVENTS_MAX:]
+        return Look(row, f"{self._scheme}://{address}", events=events, findings=list(row.get("findings") or ()))
 
     def _written(self, state: Row, findings: list[str], notes: list[str]) -> Look:
-        now, files = time.time(), list[Row]()
+        now = time.time()
         age = max(now - state.get("writtenAt", now * 1000) / 1000, 0.0)
         if age > _STALE_SECONDS:
             findings.append(f"it last wrote down where it stands {age:.0f} s ago")
         if findings:  # it did not answer, or is silent for long: nobody knows what it does now
             state |= {"phase": "unreachable", "lastPhase": state["phase"]}
         findings += state.get("findings") or ()
-        with suppress(IndexdError):  # it has not come so far
-            files = _newest(known_frontier(self._disk, self._files).index)
-        return Look(state, str(self._files.state), now, files, [], findings, notes, age)
+        return Look(state, str(self._files.state), now, [], findings, notes, age)
 
     def _stopped(self) -> Look:
         frontier, clean = known_frontier(self._disk, self._files), not self._disk.exists(self._files.abort)
@@ -350,31 +303,26 @@ class Asker:
         except IndexdError as error:
             notes.append(f"the log cannot be looked at: {error.line()}")
         findings = [f"no daemon runs: {'it was stopped' if clean else crashed}", *findings_of(row)]
-        return Look(row, str(self._files.frontier), files=_newest(frontier.index), findings=findings, notes=notes)
+        return Look(row, str(self._files.frontier), findings=findings, notes=notes)
 
 
 def _is_address(address: object) -> TypeGuard[str]:
     return isinstance(address, str) and address != OFF and split_address(address)[1] != 0
 
 
-def _newest(marks: Sequence[FileMark]) -> list[Row]:
-    return [
-        {
-            "name": mark.name,
-            "entries": max(mark.header.entries, 0),
-            "beginTimestamp": mark.header.begin_timestamp,
-            "endTimestamp": mark.header.end_timestamp,
-            "beginPhyOffset": mark.header.begin_phy_offset,
-            "endPhyOffset": mark.header.end_phy_offset,
-        }
-        for mark in reversed(marks[-_EVENTS_MAX:])
-    ]
+def from_text64(value: Any, name: str = "") -> Any:
+    """``value`` with the texts of digits below it as ints, but for those that are names."""
+    if isinstance(value, str):
+        return int(value) if name not in _TEXTS and _NUMBER.fullmatch(value) else value
+    if isinstance(value, dict):
+        return {key: from_text64(item, key) for key, item in value.items()}
+    return [from_text64(item, name) for item in value] if isinstance(value, list) else value
 
 
 # --- drawing
 
 
-def draw(look: Look, speeds: Mapping[str, float]) -> Iterator[str]:
+def draw(look: Look) -> Iterator[str]:
     """A look as lines of plain text: what is the matter, how far behind it is, then the rest."""
     row, phase = look.row, look.phase
     if "lastPhase" in row:
@@ -392,7 +340,7 @@ def draw(look: Look, speeds: Mapping[str, float]) -> Iterator[str]:
         for text in texts:
             yield from _folded(mark, text)
     yield ""
-    for label, text in _lines(row, speeds):
+    for label, text in _lines(row):
         yield from _folded(f"{label:<10}", text)
     outputs = [
         (
@@ -402,46 +350,28 @@ def draw(look: Look, speeds: Mapping[str, float]) -> Iterator[str]:
         )
         for item in row.get("outputs") or ()
     ]
-    files = [
-        (
-            *(file["name"], f"{file['entries']:,}", f"{file['entries'] / (int(row.get('indexNum') or 2) - 1):.0%}"),
-            *(show_local(file[key]) if file.get(key) else "-" for key in ("beginTimestamp", "endTimestamp")),
-        )
-        for file in look.files
-    ]
-    for head, cells in (
-        (("output", "indexed to", "durable to", "behind", "bytes", "files", "entries"), outputs),
-        (("index file", "entries", "full", "from", "to"), files),
-    ):
-        yield from ["", *table_lines(head, cells)] if cells else []
+    if outputs:
+        head = ("output", "indexed to", "durable to", "behind", "bytes", "files", "entries")
+        yield from ["", *table_lines(head, outputs)]
     yield from ["", "last events"] if look.events else []
     for event in look.events:
         text = f"{show_local(event['at'])}  {event.get('name')}  {values(event.get('fields') or {})}"
         yield from _folded("  ", text)
 
 
-def _lines(row: Row, speeds: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def _lines(row: Row) -> Iterator[tuple[str, str]]:
     if "summary" in row:
         yield "state", row["summary"]["words"]
     if "dispatchBehindBytes" in row:
         behind = f"{show_size(row['dispatchBehindBytes'])}, {_span(row['dispatchBehindMilliseconds'] / 1000)}"
         state = ("caught up" if row.get("caughtUp") else "catching up") + (" then" if "lastPhase" in row else "")
         yield "lag", f"{behind}, {row['dispatchBehindMessages']:,} messages, {state}"
-        units = {name: show_size(value) if "Bytes" in name else f"{value:,.0f}" for name, value in speeds.items()}
-        known = [f"{name.removesuffix('PerSecond').removesuffix('Bytes')} {text}/s" for name, text in units.items()]
-        yield "rates", ", ".join(known) or "not known yet"
     if "phyOffset" in row:
         yield "offsets", ", ".join(f"{word} {row[key]}" for key, word in _OFFSETS.items() if row.get(key) is not None)
         covered = f"log bytes {row.get('beginOffset', 0)} to {row['phyOffset']}"
         if gaps := row.get("uncovered"):
             covered += f", without {len(gaps)} of {show_size(sum(int(gap[1]) - int(gap[0]) for gap in gaps))}"
         yield "covered", covered + (", all of the log" if row.get("caughtUp") else "")
-        yield "holds", f"{row.get('messages', 0):,} messages"
-    if "queueRows" in row:
-        yield "queue", f"{row['queueRows']:,} messages, {show_size(row['queueBytes'])} wait to be built"
-    if row.get("diskUsedRatio") is not None:
-        used = f"disk {row['diskUsedRatio']:.0%} full, indexing waits above {row.get('diskUsedMax', 1):.0%}"
-        yield "limits", f"{used}; memory {show_size(row.get('memoryBytes') or 0)}"
     # What is said member by member, as it is.
     for key in ("lastRecovery", "scrub", "broker", "remoting", "mqtt", "store", "data"):
         if row.get(key):

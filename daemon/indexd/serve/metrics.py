@@ -9,8 +9,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from indexd.serve.daemon_status import DaemonStatus
-from indexd.serve.status import FIELDS, Figure
+from indexd.serve.daemon_status import FIELDS, DaemonStatus, Figure
 
 PREFIX = "indexd_"
 NODE_TYPE = "indexer"

@@ -172,7 +172,7 @@ const showRecovery = (row) => {
   const value = total ? done / total : 0;
   const isBytes = found.unit === "bytes";
   const show = isBytes ? size : group;
-  const seconds = (found.steps && found.steps.length ? found.steps[found.steps.length - 1] : found).seconds;
+  const seconds = found.seconds;
   const left = value > 0.02 && seconds ? `, about ${duration(1000 * seconds * (1 - value) / value)} left` : "";
   const words = `${show(found.done)} of ${show(found.total)}${isBytes ? "" : ` ${found.unit || ""}`}${left}`;
   const drawn = svg("svg", {class: "progress", width: "100%", height: 10, role: "progressbar", "aria-valuenow": Math.round(100 * value),
