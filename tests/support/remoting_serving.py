@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import RemotingCommand
-from indexd.serve.remoting.limits import Limits
+from indexd.serve.remoting.server import Limits
 from indexd.serve.remoting.upstream import Patience
 from support.remoting import Command, RemotingClient, encode, read_command
 from support.serving import InThread
@@ -66,7 +66,7 @@ class Obedient:
             return None
         if client not in self.clients:
             self.clients.append(client)
-            client.on_close(lambda: self.gone.append(client.peer))
+            client.gone.add_done_callback(lambda _: self.gone.append(client.peer))
         self.begun[command.code] += 1
         try:
             answer = await self._answer(client, command)
@@ -271,7 +271,7 @@ Brokers = dict[str, dict[int, str]]
 CLUSTER = "C"
 NAME = "broker-a"
 #: Nobody is left alone for long.
-PATIENCE = Patience(retry=0.02, fresh=0.05, missing=0.02)
+PATIENCE = Patience(fresh=0.05, missing=0.02)
 
 
 class Outlet(RemotingServing):

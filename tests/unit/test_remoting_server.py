@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from indexd.serve.remoting.limits import Limits
+    from indexd.serve.remoting.server import Limits
 
 
 @pytest.fixture
@@ -103,11 +103,8 @@ def test_what_a_client_waited_for_ends_with_it(server: RemotingServing) -> None:
     client.close()
     server.wait_for(lambda: server.processor.cancelled[HANG] == 1)
     assert server.processor.gone == [name]
-    told: list[int] = []
     (gone,) = server.processor.clients
     assert gone.is_closed
-    gone.on_close(lambda: told.append(1))
-    assert told == [1], "it is over already"
     gone.send(RemotingCommand(ECHO, 1))
 
 
@@ -268,24 +265,20 @@ def test_as_many_connections_as_may_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("soft", "hard", "each", "expected"),
-    [(8000, 8000, 1, 4096), (1024, 1024, 1, 512), (1024, 1024, 2, 256), (300, 300, 1, 16), (-1, -1, 1, 4096)],
-)
-def test_descriptors_are_left_for_the_index(
+    [
+        (8000, 8000, 1, 4096), (1024, 1024, 1, 512), (1024, 1024, 2, 256), (300, 300, 1, 16), (-1, -1, 1, 4096),
+        (1024, 1_000_000, 2, 4096),
+    ],
+)  # fmt: skip
+def test_descriptors_are_taken_and_left_for_the_index(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, each: int, expected: int
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.delattr(resource, "setrlimit")  # there is nothing to take
-    log = Log()
-    assert connections_max(4096, each, log) == expected
-    assert [line[1] for line in log.lines] == ["remoting_descriptors"] * (expected < 4096)
-
-
-def test_more_descriptors_are_taken_where_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[tuple[int, int]] = [(1024, 1_000_000)]
+    log, limits = Log(), [(soft, hard)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    assert connections_max(4096, 2, Log()) == 4096
-    assert limits[-1] == (2 * 4096 + 512, 1_000_000)
+    assert connections_max(4096, each, log) == expected
+    assert [line[1] for line in log.lines] == ["remoting_descriptors"] * (expected < 4096)
+    assert limits[-1] == (hard, hard)
 
 
 _MANY = 2000

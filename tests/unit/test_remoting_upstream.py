@@ -189,7 +189,7 @@ def test_the_broker_goes_and_comes_back_at_another_port(behind: Behind) -> None:
     for one in (client, idle):
         answer = one.ask(310)
         assert answer.code == 14
-        assert "refused, since 20" in str(answer.remark)
+        assert "refused" in str(answer.remark)
     with Peer(broker_handlers()) as again:
         behind.brokers[NAME] = {0: again.address}
         deadline = time.monotonic() + 10

@@ -426,7 +426,7 @@ def test_a_query_that_nothing_ends_is_left_behind_at_a_stop(
             time.sleep(0.05)
             assert time.monotonic() - began < 5  # what serve.server gives it
         said = [event for level, event, _ in serving.log.lines if level == "warning"]
-        assert said == ["http_cut_off", "queries_left_behind"]
+        assert said == ["queries_left_behind"]
         assert serving.board.queries["error"] == 0
         serving.log.lines.clear()
     gate.set()

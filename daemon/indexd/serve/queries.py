@@ -3,10 +3,9 @@
 Every outlet that answers questions has one of its own, so that none waits behind the clients of another.
 
 Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
-each other than on answers. So one thread (of Workers) answers all that has come in one turn of the event loop, and the
-loop is told when all of it is answered: what is open is then free for ``ask_compiled``. A second thread helps when the
-oldest question has waited: then the first is held up by a disk or a long walk. A question that takes long while others
-wait is asked again behind those that are short, and such questions never have all threads.
+each other than on answers. So one thread answers all that comes, and the loop is told when all of it is answered: what
+is open is then free for ``ask_compiled``. A question that takes long while others wait, on a walk or for a disk, is
+asked again in one of the other threads.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from indexd.commitlog.lookup import TimeUpError
@@ -36,14 +36,10 @@ ANSWERING = ("running", "stopping")
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
 _COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 _WAITING_PER_THREAD = 32
-#: Who has waited longer is told so; nobody waits for an answer then.
-PATIENCE_SECONDS = 5.0
-# Who has had its first turn and was put back for shorter ones has more of it.
-_LONG_PATIENCE = 4
-# One that waits so long gets another thread.
-_HELP_SECONDS = 0.02
-# The first turn of a question while others wait, of its thread's own time: no load of the machine makes it a long one.
-_TURN_SECONDS = 0.01
+#: Who has waited longer is told so: nobody waits for an answer then. Behind a first turn there is more patience.
+PATIENCE_SECONDS, _LONG_PATIENCE_SECONDS = 5.0, 20.0
+# The first turn of a question while others wait.
+_TURN_SECONDS = 0.02
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
 # What is answered at once, in the event loop's own thread, goes by what was seen of the files so long ago.
@@ -100,54 +96,52 @@ class _Question(NamedTuple):
     call: Callable[[], Any]
     future: asyncio.Future[Any]
     asked: float
-    #: It has had its first turn.
-    is_long: bool = False
 
 
 class Workers:
-    """At most ``threads_max`` threads and ``waiting_max`` questions that wait; ``close`` alone is for any thread."""
+    """A thread for first turns, and ``threads_max`` less one, but one at least, for what is long.
+
+    ``waiting_max`` questions may wait. ``close`` alone is for any thread.
+    """
 
     def __init__(self, threads_max: int, waiting_max: int) -> None:
-        self._threads_max, self._waiting_max = threads_max, waiting_max
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: deque[_Question] = deque()
-        self._long: deque[_Question] = deque()
-        self._long_working, self._long_max = 0, max(threads_max - 1, 1)
-        self._turn = threading.local()
-        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
-        # How many threads work; the others wait for a permit to.
-        self._lock, self._permits, self._working = threading.Lock(), threading.Semaphore(0), 0
+        self._threads_max, self._waiting_max = max(threads_max, 2), waiting_max
+        self._first: SimpleQueue[_Question | None] = SimpleQueue()
+        self._long: SimpleQueue[_Question | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._timer: asyncio.Handle | None = None
+        #: Who waits for an answer.
+        self._asked: set[asyncio.Future[Any]] = set()
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._turn = threading.local()
         self._is_closed = False
 
     async def ask(self, call: Callable[[], Any]) -> Any:
         """What ``call`` returns or raises in a worker; CrowdedError, StoppingError."""
         if self._is_closed:
             raise StoppingError
-        if len(self._waiting) + len(self._long) >= self._waiting_max:
-            raise CrowdedError(f"{self._threads_max} queries run, and as many wait as may")
-        loop = self._loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._waiting.append(_Question(call, future, time.monotonic()))
-        if self._timer is None or self._working == 0:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_soon(self._look, loop)
+        if self._first.qsize() + self._long.qsize() >= self._waiting_max:
+            raise CrowdedError("as many queries wait as may")
+        self._loop = asyncio.get_running_loop()
+        self._start(2)
+        future = self._loop.create_future()
+        self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
+        self._first.put(_Question(call, future, time.monotonic()))
         return await future
 
     def check_turn(self) -> None:
         """Called again and again by a question while it is answered; TurnOverError when its first turn is over."""
-        if self._waiting and time.thread_time() > getattr(self._turn, "end", math.inf):
+        if time.monotonic() > self._turn.end and (self._done or not self._first.empty()):
             raise TurnOverError
 
     def stop(self) -> None:
-        """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
+        """Who waits is refused, and whoever is still to come; each thread ends behind the question that it is at."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._refuse(StoppingError())
-        self._permits.release(len(self._threads) + 1)
+        for future in self._asked:
+            if not future.done():
+                future.set_exception(StoppingError())
+        for number in range(len(self._threads)):
+            (self._long if number else self._first).put(None)
 
     def close(self, seconds: float) -> int:
         """Wait so long for the threads of stopped workers: how many are left, which hold up nothing."""
@@ -156,90 +150,42 @@ class Workers:
             thread.join(max(end - time.monotonic(), 0))
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Once all has come that one turn of the loop brings, and again while some thread works.
-        self._timer = None
-        self._deliver()
-        with suppress(IndexError):  # a thread empties it
-            lane = self._waiting if self._waiting or not self._may_be_long() else self._long
-            has_waited = time.monotonic() - lane[0].asked >= _HELP_SECONDS
-            if self._working == 0 or (has_waited and self._working < self._threads_max):
-                self._activate()
-        if self._working and not self._is_closed:
-            self._timer = loop.call_later(_HELP_SECONDS, self._look, loop)
-
-    def _activate(self) -> None:
-        with self._lock:
-            self._working += 1
-            is_there = self._working <= len(self._threads)
-        if is_there:
-            self._permits.release()
-            return
-        thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no memory for a thread: those that are there go on, else nobody waits for nothing
-            with self._lock:
-                self._working -= 1
-            if self._working == 0:
-                self._refuse(CrowdedError("there is no memory for a thread"))
-        else:
+    def _start(self, count: int) -> None:
+        # So many threads, if there are fewer.
+        while len(self._threads) < count:
+            number = len(self._threads)
+            thread = threading.Thread(target=self._work, args=(number == 0,), name=f"query-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise CrowdedError("there is no memory for a thread") from error
             self._threads.append(thread)
 
-    def _refuse(self, error: NotAnsweredError) -> None:
-        for lane in (self._waiting, self._long):
-            with suppress(IndexError):
-                while True:
-                    self._done.append((lane.popleft().future, None, error))
-        self._deliver()
+    def _work(self, is_first: bool) -> None:
+        questions = self._first if is_first else self._long
+        while (question := questions.get()) is not None:
+            if not self._is_closed and not question.future.done():
+                self._answer(question, is_first)
+            # The loop is told when all first turns are over: what is open is free then for ``ask_compiled``.
+            if self._done and not (is_first and not questions.empty()):
+                with suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._deliver)
 
-    def _work(self) -> None:
-        while not self._is_closed:
-            while (question := self._next()) is not None:
-                self._answer(question)
-                with self._lock:
-                    self._long_working -= question.is_long
-            self._tell()
-            with self._lock:
-                # Whoever asks looks at the number of those that work behind its question.
-                if self._waiting or self._may_be_long():
-                    continue
-                self._working -= 1
-            self._permits.acquire()
-        self._tell()
-
-    def _next(self) -> _Question | None:
-        with suppress(IndexError):
-            return self._waiting.popleft()
-        with self._lock:
-            if self._is_closed or not self._may_be_long():
-                return None
-            self._long_working += 1
-            return self._long.popleft()
-
-    def _may_be_long(self) -> bool:
-        return bool(self._long) and self._long_working < self._long_max
-
-    def _answer(self, question: _Question) -> None:
-        if question.future.cancelled():
-            return
-        answer, error = None, None
-        self._turn.end = math.inf if question.is_long else time.thread_time() + _TURN_SECONDS
+    def _answer(self, question: _Question, is_first: bool) -> None:
+        answer, error, now = None, None, time.monotonic()
+        self._turn.end = now + _TURN_SECONDS if is_first else math.inf
         try:
-            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if question.is_long else 1):
+            if now - question.asked > (PATIENCE_SECONDS if is_first else _LONG_PATIENCE_SECONDS):
                 raise CrowdedError("it has waited too long for its turn")
             answer = question.call()
         except TurnOverError:
-            self._long.append(question._replace(asked=time.monotonic(), is_long=True))
+            self._long.put(question)
+            with suppress(CrowdedError):  # those that are there get to it
+                self._start(min(len(self._threads) + 1, self._threads_max))
             return
         except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
             error = raised
         self._done.append((question.future, answer, error))
-
-    def _tell(self) -> None:
-        if self._done and self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         while self._done:

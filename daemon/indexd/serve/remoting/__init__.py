@@ -2,8 +2,7 @@
 
 ``command``      RemotingCommand: one frame, in both forms of its header
 ``access``       who may ask: networks, TLS, signatures
-``server``       serve_remoting: connections on a socket that listens already
-``limits``       bounds on what clients may hold, and counts of what they did
+``server``       serve_remoting: connections on a socket that listens already, bounds on what they hold, counts
 ``processor``    RemotingProcessor: passes each request to what answers it; the requests that the index answers
 ``routes``       routes and clusters, read, written, and made to lead here
 ``upstream``     Forwarder: what is no query goes to a name server or the broker, and the answer back

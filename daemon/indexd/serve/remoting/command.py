@@ -26,9 +26,8 @@ from indexd.commitlog.decoder import decode_utf8
 
 
 class RequestCode(IntEnum):
-    """What is asked, by RocketMQ 5.4.0's names. Other numbers are no error: passed on, or answered as not supported."""
+    """What is asked and answered here, by RocketMQ 5.4.0's names; others are passed on, or are not supported."""
 
-    SEND_MESSAGE = 10
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
     GET_BROKER_RUNTIME_INFO = 28
@@ -39,20 +38,19 @@ class RequestCode(IntEnum):
     VIEW_MESSAGE_BY_ID = 33
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
-    CONSUMER_SEND_MSG_BACK = 36
-    END_TRANSACTION = 37
-    GET_CONSUMER_LIST_BY_GROUP = 38
-    CHECK_TRANSACTION_STATE = 39
-    NOTIFY_CONSUMER_IDS_CHANGED = 40
     GET_ROUTEINFO_BY_TOPIC = 105
     GET_BROKER_CLUSTER_INFO = 106
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
     QUERY_TOPIC_CONSUME_BY_WHO = 300
-    SEND_MESSAGE_V2 = 310
-    SEND_BATCH_MESSAGE = 320
-    LITE_PULL_MESSAGE = 361
-    POP_MESSAGE = 200050
-    NOTIFICATION = 200054
+
+
+#: Names of all requests that are counted by theirs: a client could make any number of codes.
+REQUEST_NAMES: dict[int, str] = {
+    **{int(code): code.name for code in RequestCode},
+    10: "SEND_MESSAGE", 36: "CONSUMER_SEND_MSG_BACK", 37: "END_TRANSACTION", 38: "GET_CONSUMER_LIST_BY_GROUP",
+    39: "CHECK_TRANSACTION_STATE", 40: "NOTIFY_CONSUMER_IDS_CHANGED", 310: "SEND_MESSAGE_V2",
+    320: "SEND_BATCH_MESSAGE", 361: "LITE_PULL_MESSAGE", 200050: "POP_MESSAGE", 200054: "NOTIFICATION",
+}  # fmt: skip
 
 
 class ResponseCode(IntEnum):
@@ -101,7 +99,7 @@ LENGTH_SIZE = 4
 HEADER_MAX = 2**18
 
 _WORD = struct.Struct(">i")
-_FIXED = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, size of the remark
+_FIXED = struct.Struct(">hbhii")  # code, language, version, opaque, flag
 _SHORT = struct.Struct(">h")
 _HEADS = struct.Struct(">ii")  # size of the frame; form and size of the header
 _FORM_SHIFT = 24
@@ -215,6 +213,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 # Numbers with a fraction stay as they are written: an ext field is a text, and nothing else may be one. Properties are
 # full of control characters, which not every client escapes.
+_dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _decode_text = json.JSONDecoder(parse_float=str, parse_constant=_refuse_constant, strict=False).decode
 
 
@@ -264,43 +263,34 @@ def _texts(fields: object) -> dict[str, str]:
         return {}
     if type(fields) is not dict:
         raise FrameError("extFields is no JSON object")
-    for value in fields.values():
-        if type(value) is not str:
-            return {name: _as_text(value) for name, value in fields.items() if value is not None}
-    return fields
-
-
-def _as_text(value: object) -> str:
-    return value if type(value) is str else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return {name: value if type(value) is str else _dump(value) for name, value in fields.items() if value is not None}
 
 
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     try:
-        code, language, version, opaque, flag, size = _FIXED.unpack_from(header, 0)
-        at = _FIXED.size + size
-        if size < 0 or at > len(header):
-            raise FrameError(f"a remark of {size} bytes in a header of {len(header)}")
-        remark = decode_utf8(header[_FIXED.size : at])
+        code, language, version, opaque, flag = _FIXED.unpack_from(header)
+        remark, at = _take_text(header, _FIXED.size, _WORD)
         (size,) = _WORD.unpack_from(header, at)
-        at += _WORD.size
-        if size > len(header) - at:
+        at, end = at + _WORD.size, at + _WORD.size + size
+        if end > len(header):
             raise FrameError(f"ext fields of {size} bytes, and {len(header) - at} are left")
-        fields: dict[str, str] = {}
-        end = at + max(size, 0)
+        fields, texts = dict[str, str](), header[:end]
         while at < end:
-            (size,) = _SHORT.unpack_from(header, at)
-            middle = at + _SHORT.size + size
-            (value_size,) = _WORD.unpack_from(header, middle)
-            behind = middle + _WORD.size + value_size
-            if size < 0 or value_size < 0 or behind > end:
-                raise FrameError(f"an ext field of {size} and {value_size} bytes at {at} of {end}")
-            name = decode_utf8(header[at + _SHORT.size : middle])
-            fields[name] = decode_utf8(header[middle + _WORD.size : behind])
-            at = behind
+            name, at = _take_text(texts, at, _SHORT)
+            fields[name], at = _take_text(texts, at, _WORD)
     except struct.error:
         raise FrameError(f"a binary header that ends within a field, at {len(header)} bytes") from None
     spoken = LANGUAGES[language] if 0 <= language < len(LANGUAGES) else UNKNOWN_LANGUAGE
     return RemotingCommand(code, opaque, flag, spoken, version, remark or None, fields, body, Form.ROCKETMQ)
+
+
+def _take_text(header: bytes, at: int, length: struct.Struct) -> tuple[str, int]:
+    # The text behind its length at ``at``, and where it ends.
+    (size,) = length.unpack_from(header, at)
+    begin, end = at + length.size, at + length.size + size
+    if not begin <= end <= len(header):
+        raise FrameError(f"a text of {size} bytes at {begin} of {len(header)}")
+    return decode_utf8(header[begin:end]), end
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -343,8 +333,8 @@ def _encode_binary(command: RemotingCommand) -> bytes:
     fields = b"".join(parts)
     language = _NUMBERS.get(command.language, _NUMBERS[UNKNOWN_LANGUAGE])
     code, version = _low_short(command.code), _low_short(command.version)
-    fixed = _FIXED.pack(code, language, version, command.opaque, command.flag, len(remark))
-    return b"".join((fixed, remark, _WORD.pack(len(fields)), fields))
+    fixed = _FIXED.pack(code, language, version, command.opaque, command.flag)
+    return b"".join((fixed, _WORD.pack(len(remark)), remark, _WORD.pack(len(fields)), fields))
 
 
 def _utf8(text: str) -> bytes:

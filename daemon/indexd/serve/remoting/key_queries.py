@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import time
 from typing import Any, NamedTuple
 
@@ -40,7 +41,8 @@ _SEGMENTS_MAX = 1 << 16
 # The first bytes of the frames that are tried, behind their lengths: all clients write them so.
 _BEGIN = f'{{"code":{RequestCode.QUERY_MESSAGE:d},'.encode()
 _BEGIN_AT = 8
-Array = npt.NDArray[np.generic]
+_HEADS = struct.Struct(">ii")  # sizes of the frame and of its header
+Array = npt.NDArray[Any]
 
 
 class Answered(NamedTuple):
@@ -51,31 +53,6 @@ class Answered(NamedTuple):
     answers: bytes
 
 
-class Tables(NamedTuple):
-    """Arrays as ``key_queries_kernel.answer_together`` takes them."""
-
-    files: Array
-    headers: Array
-    segments: Array
-    sizes: Array
-    places: Array
-    buffer: Array
-    work: Array
-
-    @classmethod
-    def of(cls, files: int = 0, segments: int = 0, frames: int = 0, size: int = 0) -> Tables:
-        """Empty ones for so many index files, segments and frames, and ``size`` bytes of answers."""
-        return cls(
-            np.zeros(files, dtype=np.int64),
-            np.zeros((files, 5), dtype=np.int64),
-            np.full(segments, -1, dtype=np.int64),
-            np.ones(5, dtype=np.int64),
-            np.zeros(frames, dtype=np.int64),
-            np.zeros(kernel.SCRATCH + size, dtype=np.uint8),
-            np.zeros(4, dtype=np.uint64),
-        )
-
-
 class IndexTables:
     """The open files of one index, for the kernel; made anew when other files are opened or closed."""
 
@@ -83,10 +60,15 @@ class IndexTables:
         self._index = index
         self._look: Look | None = None
         self._files_opened = self._segments_opened = -1
-        self._tables = Tables.of(frames=_FRAMES_MAX, size=_BYTES_MAX)
+        self._files: Array = np.zeros(0, dtype=np.int64)
+        self._headers: Array = self._files
+        self._segments: Array = self._files
+        self._sizes = np.ones(5, dtype=np.int64)
+        self._places = np.zeros(_FRAMES_MAX, dtype=np.int64)
+        self.buffer = np.zeros(kernel.SCRATCH + _BYTES_MAX, dtype=np.uint8)
 
-    def prepare(self) -> Tables | None:
-        """The tables as of now; None if there are too many files, or one cannot be opened now."""
+    def prepare(self) -> tuple[Array, ...] | None:
+        """The tables as of now, as ``answer_together`` takes them; None if files are too many, or cannot be opened."""
         index = self._index
         look = index.look()
         if len(look.files) > OPEN_FILES_MAX:  # the last one would close the first
@@ -99,21 +81,18 @@ class IndexTables:
                 self._list_segments()
         except (IndexdError, WouldWaitError, OverflowError):  # the last: a segment beyond the offset of any entry
             return None
-        return self._tables
+        return self._files, self._headers, self._segments, self._sizes, self._places, self.buffer
 
     def _list_index_files(self, look: Look) -> None:
-        index, sizes = self._index, self._tables.sizes
-        self._look = None
+        index, self._look = self._index, None
         opened = list(index.newest_first(look))
-        self._tables = self._tables._replace(
-            files=np.array([found.reader.file.fileno() for found in opened], dtype=np.int64),
-            headers=np.array(list(map(_header, opened)), dtype=np.int64).reshape(-1, 5),
-        )
-        sizes[kernel.SLOTS], sizes[kernel.ENTRIES] = look.layout.hash_slot_num, look.layout.index_num
+        self._files = np.array([found.reader.file.fileno() for found in opened], dtype=np.int64)
+        self._headers = np.array(list(map(_header, opened)), dtype=np.int64).reshape(-1, 5)
+        self._sizes[kernel.SLOTS], self._sizes[kernel.ENTRIES] = look.layout.hash_slot_num, look.layout.index_num
         self._look, self._files_opened = look, index.files_opened
 
     def _list_segments(self) -> None:
-        log, sizes = self._index.log, self._tables.sizes
+        log = self._index.log
         segments, size = log.segments, log.segment_size
         first = segments[0].base if segments else 0
         count = (segments[-1].base - first) // size + 1 if segments else 0
@@ -122,13 +101,8 @@ class IndexTables:
             number = (base - first) // size
             if 0 <= number < len(descriptors):
                 descriptors[number] = descriptor
-        sizes[kernel.FIRST_BASE], sizes[kernel.SEGMENT], sizes[kernel.FRAME_MAX] = (
-            first,
-            size,
-            log.options.frame_size_max,
-        )
-        self._tables = self._tables._replace(segments=descriptors)
-        self._segments_opened = log.files_opened
+        self._sizes[[kernel.FIRST_BASE, kernel.SEGMENT, kernel.FRAME_MAX]] = first, size, log.options.frame_size_max
+        self._segments, self._segments_opened = descriptors, log.files_opened
 
 
 def _header(found: OpenIndexFile) -> tuple[int, int, int, int, bool]:
@@ -144,14 +118,11 @@ class KeyQueries:
     def __init__(self, queries: Queries, log: Any, size_max: int) -> None:
         self._queries, self._log = queries, log
         config = queries.config.query
-        self._limits = np.zeros(5, dtype=np.int64)
-        self._limits[kernel.TOGETHER] = TOGETHER_MAX
+        self._limits = np.zeros(4, dtype=np.int64)
         self._limits[kernel.BODY] = size_max
         self._limits[kernel.MOST] = config.max_msgs_num_batch
         self._limits[kernel.MOST_UNIQUE] = min(config.default_query_max_num, config.max_msgs_num_batch)
-        self._pieces = kernel.pack(*_header_pieces())
-        self._request = np.zeros(kernel.REQUEST_SHAPE, dtype=np.int64)
-        self._said = np.zeros(2, dtype=np.int64)
+        self._rest = _work(TOGETHER_MAX)
 
     def answer(self, data: bytes, frame_max: int) -> Answered | None:
         """The answers to as many requests at the begin of ``data`` as one call can answer; None: to none."""
@@ -173,12 +144,16 @@ class KeyQueries:
         tables = compiled.prepare()
         if tables is None:
             raise WouldWaitError
-        rest = self._request, *self._pieces, self._said
-        count = kernel.answer_together(np.frombuffer(data, dtype=np.uint8), self._limits, *tables, *rest)
+        given: tuple[Any, ...] = np.frombuffer(data, dtype=np.uint8), self._limits, *tables, *self._rest
+        count, taken = kernel.answer_together(*given)
         if not count:
             raise WouldWaitError
-        taken, end = self._said.tolist()
-        return Answered(count, taken, tables.buffer[kernel.SCRATCH : end].tobytes())
+        answers: list[bytes | memoryview] = []
+        for opaque, timestamp, phy_offset, begin, end in self._rest[-1][:count].tolist():
+            header = _HEADER % (timestamp, phy_offset, opaque)
+            answers += [_HEADS.pack(LENGTH_SIZE + len(header) + end - begin, len(header)), header]
+            answers.append(compiled.buffer.data[begin:end])
+        return Answered(count, taken, b"".join(answers))
 
 
 def load_key_queries() -> type[IndexTables] | None:
@@ -187,18 +162,25 @@ def load_key_queries() -> type[IndexTables] | None:
     if not is_compiling or not hasattr(os, "RWF_NOWAIT") or not hasattr(ctypes.CDLL(None), "preadv2"):
         return None
     numbers, data = np.ones(5, dtype=np.int64), np.frombuffer(b"\0", dtype=np.uint8)
-    request = np.zeros(kernel.REQUEST_SHAPE, dtype=np.int64)
-    kernel.answer_together(data, numbers, *Tables.of(), request, *kernel.pack(""), numbers)
+    tables = numbers, numbers.reshape(1, 5), numbers, numbers, numbers, np.zeros(1, dtype=np.uint8)
+    kernel.answer_together(data, numbers, *tables, *_work(0))
     return IndexTables
 
 
-def _header_pieces() -> list[str]:
-    # An answer's header as encode_command writes it, cut where its three numbers stand.
+def _work(requests: int) -> tuple[Array, Array, Array]:
+    # What the kernel needs for so many requests, beside the tables.
+    request, rows = np.zeros(kernel.REQUEST_SHAPE, dtype=np.int64), np.zeros((requests, 5), dtype=np.int64)
+    return np.zeros(4, dtype=np.uint64), request, rows
+
+
+def _header_pattern() -> bytes:
+    # An answer's header as encode_command writes it, for its three numbers.
     marks = 1111111111, 2222222222, 1333333333
     request = RemotingCommand(RequestCode.QUERY_MESSAGE, marks[2])
-    answer = encode_command(request.answer(ResponseCode.SUCCESS, None, last_update_fields(*marks[:2])))
-    pieces, rest = [], answer[_BEGIN_AT:].decode("ascii")
+    pattern = encode_command(request.answer(ResponseCode.SUCCESS, None, last_update_fields(*marks[:2])))[_BEGIN_AT:]
     for mark in marks:
-        piece, _, rest = rest.partition(str(mark))
-        pieces.append(piece)
-    return [*pieces, rest]
+        pattern = pattern.replace(b"%d" % mark, b"%d")
+    return pattern
+
+
+_HEADER = _header_pattern()

@@ -1,4 +1,4 @@
-"""Compiled: answers to queries by key, from the bytes of the requests to the bytes of the answers, in one call.
+"""Compiled: answers to queries by key, from the bytes of the requests to the frames of the messages, in one call.
 
 The compiled form of ``command``, ``processor.query_message``, ``query.by_key.query_offsets`` and ``LogView.frame`` for
 what nearly all clients send and find: a JSON header without blanks and escapes, alone in its frame, of known members;
@@ -199,11 +199,9 @@ def _read_frames(segments, sizes, places, count, at, size_max, buffer, work):  #
     return end
 
 
-#: Members of ``limits``: requests of one call; the largest frame of a request; bytes of messages in an answer; messages
-#: in an answer, and in one to a query for a unique key.
-TOGETHER, FRAME, BODY, MOST, MOST_UNIQUE = range(5)
-#: Members of ``said``: where the first request begins that is not answered, and where the answers end.
-TAKEN, END = range(2)
+#: Members of ``limits``: the largest frame of a request; bytes of messages in an answer; messages in an answer, and in
+#: one to a query for a unique key.
+FRAME, BODY, MOST, MOST_UNIQUE = range(4)
 
 # Members of a header, numbers first and then texts; behind them the ext fields that count. Each has a row of
 # ``request`` by its place here: of a number (value, 0), of a text (begin, end).
@@ -218,8 +216,6 @@ _NEEDED = sum(1 << row for row in (_CODE, _OPAQUE, _TOPIC, _KEY, _MAX_NUM, _BEGI
 REQUEST_SHAPE = (len(_NAMES), 2)
 
 _QUERY_MESSAGE = int(RequestCode.QUERY_MESSAGE)
-# Of an answer without its messages, numbers and all; much more than it has.
-_HEADER_MAX = 1024
 _HEADS_SIZE = 8
 _DIGITS_MAX = 19
 _INT_END, _LONG_END = np.uint64(1 << 31), np.uint64(1 << 63)
@@ -228,15 +224,15 @@ _BLANK, _DELETE, _ZERO, _NINE = b" \x7f09"
 _HASH, _31, _10 = np.uint64(ord("#")), np.uint64(31), np.uint64(10)
 
 
-def pack(*texts: str) -> tuple[Any, Any]:
-    """Texts in a row, uint8, and (n + 1) positions: where each begins and the last one ends."""
+def _pack(*texts: str) -> tuple[Any, Any]:
+    # Texts in a row, uint8, and (n + 1) positions: where each begins and the last one ends.
     ends = np.cumsum([0, *map(len, texts)]).astype(np.int64)
     return np.frombuffer("".join(texts).encode("ascii"), dtype=np.uint8).copy(), ends
 
 
-_NAME_TEXT, _NAME_ENDS = pack(*_NAMES)
-_EXT_FIELDS, _EXT_FIELDS_ENDS = pack("extFields")
-_WORDS, _WORD_ENDS = pack("true", "K", "U")
+_NAME_TEXT, _NAME_ENDS = _pack(*_NAMES)
+_EXT_FIELDS, _EXT_FIELDS_ENDS = _pack("extFields")
+_WORDS, _WORD_ENDS = _pack("true", "K", "U")
 _TRUE, _K, _U = range(3)
 
 
@@ -326,32 +322,6 @@ def _read_request(data, at, end, request):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def _copy(pieces, ends, number, buffer, at):  # type: ignore[no-untyped-def]
-    size = ends[number + 1] - ends[number]
-    buffer[at : at + size] = pieces[ends[number] : ends[number + 1]]
-    return at + size
-
-
-@numba.njit
-def _write_number(value, buffer, at):  # type: ignore[no-untyped-def]
-    # In digits; ``value`` is not negative.
-    count, rest = 1, value
-    while rest >= 10:
-        count += 1
-        rest //= 10
-    for i in range(at + count - 1, at - 1, -1):
-        buffer[i] = _ZERO + value % 10
-        value //= 10
-    return at + count
-
-
-@numba.njit
-def _write_word(value, buffer, at):  # type: ignore[no-untyped-def]
-    for i in range(4):
-        buffer[at + i] = value >> 24 - 8 * i & 0xFF
-
-
-@numba.njit
 def _find(data, request, limits, files, headers, sizes, places, buffer, work):  # type: ignore[no-untyped-def]
     # find_offsets for what is asked.
     is_unique = _which(data, request[_IS_UNIQUE, 0], request[_IS_UNIQUE, 1], _WORDS, _WORD_ENDS) == _TRUE
@@ -369,30 +339,19 @@ def _find(data, request, limits, files, headers, sizes, places, buffer, work):  
     return _find_offsets(files, headers, sizes, np.int64(key_hash(java_hash)), most, *times, places, buffer, work)
 
 
-@numba.njit
-def _write_header(last_update, opaque, pieces, ends, buffer, at):  # type: ignore[no-untyped-def]
-    # Behind it; its lengths come before it.
-    at = _copy(pieces, ends, 0, buffer, at + _HEADS_SIZE)
-    at = _copy(pieces, ends, 1, buffer, _write_number(last_update[END_TIME], buffer, at))
-    at = _copy(pieces, ends, 2, buffer, _write_number(last_update[END_PHY], buffer, at))
-    return _copy(pieces, ends, 3, buffer, _write_number(opaque, buffer, at))
-
-
 @numba.njit(cache=True)
-def answer_together(  # type: ignore[no-untyped-def]
-    data, limits, files, headers, segments, sizes, places, buffer, work, request, pieces, piece_ends, said
-):
-    """How many requests, from the first on, are answered; ``said`` has where they and the answers end.
+def answer_together(data, limits, files, headers, segments, sizes, places, buffer, work, request, rows):  # type: ignore[no-untyped-def]
+    """How many requests, from the first on, are answered, and where the first one begins that is not.
 
-    ``data`` uint8, what came; ``limits`` and ``said`` int64. ``files`` and ``segments`` int64, descriptors, -1 for a
-    segment that is not open; index files newest first, with ``headers``, (n, 5) int64, of which those of files that
-    grow are written here. ``places`` int64, for offsets; ``buffer`` uint8, with the answers from SCRATCH on; ``work``
-    four uint64 and ``request`` int64 of REQUEST_SHAPE, to work with. ``pieces`` and ``piece_ends``: what ``pack`` makes
-    of the text of an answer's header around its three numbers: time and offset of the last update, opaque.
+    ``data`` uint8, what came; ``limits`` int64. ``files`` and ``segments`` int64, descriptors, -1 for a segment that is
+    not open; index files newest first, with ``headers``, (n, 5) int64, of which those of files that grow are written
+    here. ``places`` int64, for offsets; ``buffer`` uint8, with the messages from SCRATCH on; ``work`` four uint64 and
+    ``request`` int64 of REQUEST_SHAPE, to work with. ``rows`` (n, 5) int64, one for each request that may be answered:
+    its opaque, time and offset of the last update, and where its messages begin and end in ``buffer``.
     """
     work[_READS], work[_STEPS] = np.uint64(_READS_MAX), np.uint64(_STEPS_MAX)
     at, out, count = np.int64(0), np.int64(SCRATCH), 0
-    while count < limits[TOGETHER] and len(data) - at > _HEADS_SIZE and len(buffer) - out > _HEADER_MAX:
+    while count < len(rows) and len(data) - at > _HEADS_SIZE:
         size = np.int64(load_u32(data, np.uint64(at)))
         header_size = np.int64(load_u32(data, np.uint64(at + 4)))  # above it the form, 0
         behind = at + 4 + size
@@ -401,14 +360,12 @@ def answer_together(  # type: ignore[no-untyped-def]
         if not _read_request(data, at + _HEADS_SIZE, behind, request):
             break
         found = _find(data, request, limits, files, headers, sizes, places, buffer, work)
-        if found <= 0 or headers[0, END_TIME] < 0 or headers[0, END_PHY] < 0:
+        if found <= 0:
             break
-        body = _write_header(headers[0], request[_OPAQUE, 0], pieces, piece_ends, buffer, out)
-        end = _read_frames(segments, sizes, places, found, body, limits[BODY], buffer, work)
+        end = _read_frames(segments, sizes, places, found, out, limits[BODY], buffer, work)
         if end == LEFT:
             break
-        _write_word(end - out - 4, buffer, out)
-        _write_word(body - out - _HEADS_SIZE, buffer, out + 4)
+        rows[count, 0], rows[count, 1], rows[count, 2] = request[_OPAQUE, 0], headers[0, END_TIME], headers[0, END_PHY]
+        rows[count, 3], rows[count, 4] = out, end
         at, out, count = behind, end, count + 1
-    said[TAKEN], said[END] = at, out
-    return count
+    return count, at

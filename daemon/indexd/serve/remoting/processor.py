@@ -6,10 +6,8 @@ its own (``mqadmin brokerStatus``).
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -55,8 +53,6 @@ _SHOWN_MAX = 80
 _HEADER_MAX = 4096
 # Bytes of routes that are kept.
 _ROUTES_MAX = 8 << 20
-# What the log's own figures may take; a table without them is better than none.
-_LOG_SECONDS = 0.5
 # A name server takes the connection of these for the broker's: it would be ours.
 _REGISTRATIONS = frozenset({103, 904})
 _INDEX_TYPES = ("K", "U", "T")
@@ -224,10 +220,6 @@ async def get_broker_runtime_info(queries: Queries, command: RemotingCommand) ->
         **{name: str(row[name]) for name in _SAME if isinstance(row.get(name), int)},
         **indexd_figures(queries.board),
     }
-    # What can be known without the log is told all the same.
-    with suppress(NotAnsweredError, IndexdError, TimeoutError):
-        async with asyncio.timeout(_LOG_SECONDS):
-            table |= await queries.ask(_of_the_log)
     return command.answer(ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())
 
 
@@ -246,13 +238,6 @@ def _flat(prefix: str, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from _flat(full, value)
         elif isinstance(value, str | int | float):
             yield full, str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _of_the_log(data: Data) -> dict[str, str]:
-    log = data.index.log
-    log.begin_query()
-    earliest = log.store_timestamp(log.segments[0].base, 1) if log.segments else -1
-    return {} if earliest < 0 else {"earliestMessageTimeStamp": str(earliest)}
 
 
 async def _succeed(_: Queries, command: RemotingCommand) -> RemotingCommand:
@@ -379,8 +364,7 @@ class Directory:
         self._config, self._queries, self._forwarder, self._log = config, queries, forwarder, log
         self._routes_max = routes_max
         # What was answered last, as it came, by topic; the cluster by "".
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._kept_size = 0
+        self._kept: dict[str, bytes] = {}
 
     async def answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
         """A TopicRouteData, or TOPIC_NOT_EXIST; or a ClusterInfo."""
@@ -456,14 +440,11 @@ class Directory:
 
     def _keep(self, name: str, body: bytes | None) -> None:
         # In the place of what was kept; None: nothing any more. The oldest go where it is too much.
-        old = self._kept.pop(name, None)
-        self._kept_size -= 0 if old is None else len(name) + len(old)
+        self._kept.pop(name, None)
         if body is not None:
             self._kept[name] = body
-            self._kept_size += len(name) + len(body)
-        while self._kept_size > self._routes_max:
-            name, old = self._kept.popitem(last=False)
-            self._kept_size -= len(name) + len(old)
+        while sum(map(len, (*self._kept, *self._kept.values()))) > self._routes_max:
+            del self._kept[next(iter(self._kept))]
 
 
 def _kept_by(command: RemotingCommand) -> str:

@@ -20,9 +20,7 @@ MASTER = "0"
 #: Read only: a producer that has such a route alone does not send.
 PERM_READ = 4
 #: The largest text that is read: parsing holds up all that this port answers. A route has some hundred bytes a broker.
-JSON_MAX = 8 << 20
-# In the old style, which is gone through piece by piece.
-_OLD_STYLE_MAX = 1 << 20
+JSON_MAX = 2 << 20
 # A string, ended or not, is one match and is never begun again from a quote within: each character is looked at once.
 _NUMBER_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+"?|([{,][ \t\r\n]*+)(-?[0-9]++)(?=[ \t\r\n]*+:)', re.DOTALL)
 # Maps from numbers: the members whose keys fastjson leaves without quotes.
@@ -76,8 +74,6 @@ def read_json(body: bytes) -> Json:
         try:
             value = json.loads(text)
         except ValueError:
-            if len(body) > _OLD_STYLE_MAX:
-                raise
             value = json.loads(_NUMBER_KEY.sub(_quoted, text))
     except RecursionError:
         raise ValueError("nested too deep") from None

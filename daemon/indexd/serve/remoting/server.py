@@ -12,9 +12,11 @@ import asyncio
 import resource
 import socket
 import ssl
-from collections import deque
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from indexd.config import Config
@@ -22,6 +24,7 @@ from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.access import Access, read_access
 from indexd.serve.remoting.command import (
+    REQUEST_NAMES,
     FrameError,
     RemotingCommand,
     RequestCode,
@@ -30,7 +33,6 @@ from indexd.serve.remoting.command import (
     take_command,
 )
 from indexd.serve.remoting.key_queries import load_key_queries
-from indexd.serve.remoting.limits import Limits, MemoryBudget, RateLimitedLog, RemotingCounts
 from indexd.serve.remoting.processor import RemotingProcessor
 from indexd.serve.remoting.upstream import Patience
 
@@ -40,7 +42,7 @@ FRAME_MAX_ALONE = 1 << 20
 _TASK_SIZE, _FIELD_SIZE = 4096, 16
 # The begin of what came that compiled code is given.
 _COMPILED_SIZE = 1 << 16
-# The transport is given so much at once: TLS neither counts nor waits for what it passes on to the buffer below.
+# The transport is given so much at once: TLS does not count what it passes on at once to the buffer below.
 _PIECE_SIZE = 1 << 16
 # Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
 _WEIGHED_SIZE = 1 << 15
@@ -56,26 +58,121 @@ _OPEN = (
 )
 
 
+_LOG_SECONDS = 60.0
+_RESULTS: dict[int, str] = {
+    ResponseCode.QUERY_NOT_FOUND: "empty",
+    ResponseCode.TOPIC_NOT_EXIST: "empty",
+    ResponseCode.PULL_NOT_FOUND: "empty",
+    ResponseCode.PULL_RETRY_IMMEDIATELY: "empty",
+    ResponseCode.PULL_OFFSET_MOVED: "empty",
+    ResponseCode.NO_PERMISSION: "refused",
+    ResponseCode.SYSTEM_BUSY: "refused",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "refused",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "refused",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may take, in seconds and bytes."""
+
+    #: Between two looks at each connection, and after a failure to accept one.
+    look_seconds: float = 1.0
+    accept_pause: float = 1.0
+    #: Until TLS has begun, and until a client has sent its first frame; later the idle time-out counts.
+    handshake_seconds: float = 5.0
+    first_seconds: float = 30.0
+    #: For a whole frame, and one second more for each so many bytes of it that have come.
+    frame_seconds: float = 10.0
+    frame_bytes_per_second: int = 1 << 18
+    #: Without a byte of an answer being taken.
+    untaken_seconds: float = 60.0
+    #: Requests that run at once for one connection. A consumer has a long poll under way for each of its queues.
+    under_way: int = 256
+    under_way_upstream: int = 4096
+    #: What they hold; what all connections hold.
+    under_way_bytes: int = 32 << 20
+    held_bytes: int = 512 << 20
+
+
+class RateLimitedLog:
+    """Logs each event once a minute; their names are few and fixed, so nothing here grows."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._said: dict[str, tuple[float, int]] = {}  # event -> (when, left out since)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """As structlog's, with ``left_out``: how many such lines there were since the one before."""
+        now = time.monotonic()
+        at, left_out = self._said.get(event, (-_LOG_SECONDS, 0))
+        if now - at < _LOG_SECONDS:
+            self._said[event] = (at, left_out + 1)
+            return
+        self._said[event] = (now, 0)
+        self._log.warning(event, **fields, left_out=left_out)
+
+
+class RemotingCounts:
+    """One for a server: it begins anew when the outlet does. Bytes are those of the protocol, without TLS."""
+
+    def __init__(self) -> None:
+        self.connections = self.connections_total = self.received_bytes = self.sent_bytes = 0
+        #: Why a client was not let in; why a connection was closed by us.
+        self.refused = {"allow": 0, "full": 0, "tls": 0}
+        self.closed = {"bytes": 0, "slow": 0, "idle": 0, "untaken": 0, "memory": 0}
+        self.requests: Counter[tuple[str, str]] = Counter()
+
+    def ended(self, request: int, response: int | None, times: int = 1) -> None:
+        """So many requests are over; ``response``: the code of their answers, None for one that gets none.
+
+        Counted as ok, empty (nothing is there), refused (no right, busy, not supported, nobody behind us) or error.
+        A code without a name here is ``other``.
+        """
+        result = _RESULTS.get(response, "error") if response else "ok"
+        if (request, response) == (RequestCode.VIEW_MESSAGE_BY_ID, ResponseCode.SYSTEM_ERROR):
+            result = "empty"  # the broker too has no other code for an offset where no message is
+        self.requests[REQUEST_NAMES.get(request, "other"), result] += times
+
+    def row(self, address: str) -> dict[str, Any]:
+        """What the board shows: {"address": .., "requests": {"QUERY_MESSAGE": {"ok": 7}}, ...}; never changed later."""
+        requests: dict[str, dict[str, int]] = {}
+        for (code, result), count in sorted(self.requests.items()):
+            requests.setdefault(code, {})[result] = count
+        return {
+            "address": address,
+            "connections": self.connections,
+            "connectionsTotal": self.connections_total,
+            "refused": dict(self.refused),
+            "closed": dict(self.closed),
+            "requests": requests,
+            "receivedBytes": self.received_bytes,
+            "sentBytes": self.sent_bytes,
+        }
+
+
 class Connection(asyncio.Protocol):
     """One client: frames in, answers out. An ``upstream.Client`` for the processor."""
+
+    _transport: asyncio.Transport
 
     def __init__(self, server: RemotingServer, peer: str, local: str) -> None:
         self._server, self.peer, self.local = server, peer, local
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        #: The budget's.
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        #: The server's: what it holds.
         self.held = 0
         self.is_closed = self.was_made = False
-        # What came of frames that have not begun to run; what is not yet given to the transport.
+        # What came of frames that have not begun to run.
         self._inflow = bytearray()
-        self._outflow: deque[memoryview] = deque()
         # Under way: what each holds, and whether somebody waits for its answer.
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
         self._under_way = 0
-        self._calls: list[Callable[[], None]] = []
         # The transport takes no more; we do not read; it is to end; a whole frame has come.
         self._is_paused = self._is_silent = self._is_leaving = self._has_asked = False
         self._active_at = self._frame_at = self._taken_at = self._loop.time()
+        # Bytes that were not taken at the last look.
+        self._untaken = 0
 
     # --- asyncio's calls --------------------------------------------------------------------------------------------
 
@@ -100,22 +197,20 @@ class Connection(asyncio.Protocol):
         self._read_or_wait()
 
     def resume_writing(self) -> None:
-        """It has taken some of them."""
-        self._is_paused, self._taken_at = False, self._loop.time()
-        self._pour()
-        if not self._is_stalled:
-            self._take()
+        """It has taken most of them."""
+        self._is_paused = False
+        self._take()
+        self._close_if_done()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, whatever the reason
         """It is gone. What nobody waits for goes on: a client may well leave behind a last one-way request."""
-        self._transport = None
-        self._forget()
+        self.is_closed = True
+        self._inflow.clear()
         for task, (_, is_awaited) in self._tasks.items():
             if is_awaited:
                 task.cancel()
         self._weigh()
-        while self._calls:
-            self._calls.pop()()
+        self.gone.set_result(None)
 
     # --- the processor's and the server's ---------------------------------------------------------------------------
 
@@ -123,23 +218,16 @@ class Connection(asyncio.Protocol):
         """See ``upstream.Client``."""
         self._write(encode_command(command))
 
-    def on_close(self, call: Callable[[], None]) -> None:
-        """See ``upstream.Client``."""
-        if self.is_closed and self._transport is None:
-            call()
-        else:
-            self._calls.append(call)
-
     def end(self, reason: str | None = None) -> None:
         """Close it at once, without a word, with all that it has left behind; ``reason``: one of those counted."""
         if not self.is_closed and reason is not None:
             self._server.counts.closed[reason] += 1
         for task in self._tasks:
             task.cancel()
-        if self._transport is not None:
-            self._transport.abort()
-        self._forget()
-        self._server.memory.hold(self, 0)
+        self.is_closed = True
+        self._inflow.clear()
+        self._transport.abort()
+        self._server.hold(self, 0)
 
     def leave(self) -> None:
         """Begin nothing more, and close when all that is under way is answered and taken."""
@@ -149,12 +237,12 @@ class Connection(asyncio.Protocol):
 
     def look(self, now: float) -> None:
         """Close it if its client takes too long over anything."""
-        if self.is_closed or self._transport is None:
+        if self.is_closed:
             return
-        limits, untaken = self._server.limits, self._untaken()
-        self._weigh()
-        if untaken == 0:
+        limits, untaken = self._server.limits, self._weigh()
+        if untaken == 0 or untaken != self._untaken:
             self._taken_at = now
+        self._untaken = untaken
         if self._is_silent:  # no wonder that its frame does not grow
             self._frame_at = now
         frame_seconds = limits.frame_seconds + len(self._inflow) / limits.frame_bytes_per_second
@@ -171,14 +259,10 @@ class Connection(asyncio.Protocol):
 
     # --- frames in --------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_stalled(self) -> bool:
-        return self._is_paused or bool(self._outflow)
-
     def _is_full(self) -> bool:
         return (
             self.is_closed
-            or self._is_stalled
+            or self._is_paused
             or self._is_leaving
             or len(self._tasks) >= self._server.under_way_max
             or self._under_way >= self._server.limits.under_way_bytes
@@ -244,7 +328,7 @@ class Connection(asyncio.Protocol):
 
     def _read_or_wait(self) -> None:
         is_full = self._is_full()
-        if is_full != self._is_silent and self._transport is not None and not self._transport.is_closing():
+        if is_full != self._is_silent and not self._transport.is_closing():
             self._is_silent = is_full
             if is_full:
                 self._transport.pause_reading()
@@ -255,43 +339,27 @@ class Connection(asyncio.Protocol):
     # --- answers out ------------------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
-        if self.is_closed or self._transport is None or self._transport.is_closing():
+        if self.is_closed or self._transport.is_closing():
             return
         self._active_at = self._loop.time()
         self._server.counts.sent_bytes += len(data)
-        if len(data) <= _PIECE_SIZE and not self._is_stalled:
-            self._transport.write(data)
-        else:
-            pieces = memoryview(data)
-            self._outflow.extend(pieces[at : at + _PIECE_SIZE] for at in range(0, len(data), _PIECE_SIZE))
-            self._pour()
-        if self._is_stalled or len(data) >= _WEIGHED_SIZE:
+        for at in range(0, len(data), _PIECE_SIZE):
+            self._transport.write(data[at : at + _PIECE_SIZE])
+        if self._is_paused or len(data) >= _WEIGHED_SIZE:
             self._read_or_wait()
             self._weigh()
 
-    def _pour(self) -> None:
-        while self._outflow and not self._is_paused and self._transport is not None:
-            self._transport.write(self._outflow.popleft())  # which may pause it
-        self._close_if_done()
-
     def _close_if_done(self) -> None:
-        if self._is_leaving and not self._tasks and not self._outflow and self._transport is not None:
+        if self._is_leaving and not self._tasks and not self._is_paused:
             self._transport.close()
 
-    def _untaken(self) -> int:
-        # Over TLS it may be twice as much as TLS is given at once that is not seen.
-        held = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return held + sum(map(len, self._outflow))
-
-    def _forget(self) -> None:
-        self.is_closed = True
-        self._inflow.clear()
-        self._outflow.clear()
-
-    def _weigh(self) -> None:
-        size = len(self._inflow) + self._under_way + self._untaken()
+    def _weigh(self) -> int:
+        # Tells what it holds, and returns how much of it is not taken; over TLS twice _PIECE_SIZE more, not seen.
+        untaken = self._transport.get_write_buffer_size()
+        size = len(self._inflow) + self._under_way + untaken
         if size != self.held or not size:
-            self._server.memory.hold(self, size)
+            self._server.hold(self, size)
+        return untaken
 
 
 class RemotingServer:
@@ -313,7 +381,11 @@ class RemotingServer:
         remoting = config.remoting
         is_alone = not remoting.upstream_namesrv
         self.processor, self.limits = processor, limits or Limits()
-        self.counts, self.memory, self.log = RemotingCounts(), MemoryBudget(self.limits.held_bytes), RateLimitedLog(log)
+        self.counts, self.log = RemotingCounts(), RateLimitedLog(log)
+        #: Those that hold something or are open, and what they hold together: requests, unfinished or under way, and
+        #: answers that were not taken.
+        self.connections: set[Connection] = set()
+        self.held = 0
         self.frame_max, self.idle_seconds = remoting.remoting_frame_max, remoting.remoting_idle_timeout
         self.under_way_max = self.limits.under_way_upstream
         if is_alone:
@@ -324,7 +396,6 @@ class RemotingServer:
         self._listening = listening.dup()
         self._listening.setblocking(False)
         self._opening: set[asyncio.Task[None]] = set()
-        self._is_empty = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
         """Until ``stop``; then ``on_stop`` is called, and connections end as what is under way of them ends."""
@@ -332,7 +403,7 @@ class RemotingServer:
         accepting = loop.create_task(self._accept())
         try:
             while not stop.is_set():
-                for connection in tuple(self.memory.connections):
+                for connection in tuple(self.connections):
                     connection.look(loop.time())
                 self._show()
                 with suppress(TimeoutError):
@@ -349,24 +420,34 @@ class RemotingServer:
         row = {**self.counts.row(self._address), "upstream": None if forwarder is None else forwarder.row()}
         self._board.outlets["remoting"] = lambda: row
 
+    def hold(self, connection: Connection, size: int) -> None:
+        """It holds so many bytes now. Over budget, those that hold most are closed until a quarter of it is free."""
+        has_grown = size > connection.held and not connection.is_closed
+        self.held += size - connection.held
+        connection.held = size
+        if size or not connection.is_closed:
+            self.connections.add(connection)
+        else:
+            self.connections.discard(connection)
+        if has_grown and self.held > self.limits.held_bytes:
+            for one in sorted(self.connections, key=lambda one: one.held, reverse=True):
+                if 4 * self.held <= 3 * self.limits.held_bytes:
+                    break
+                one.end("memory")
+
     async def _leave(self) -> None:
-        for task in self._opening:
+        opening, connections = tuple(self._opening), tuple(self.connections)
+        for task in opening:
             task.cancel()
-        for connection in tuple(self.memory.connections):
+        for connection in connections:
             connection.leave()
-        await self._wait_until_gone(_LEAVE_SECONDS)
-        late = [connection for connection in self.memory.connections if not connection.is_closed]
+        await _wait((*opening, *(connection.gone for connection in connections)), _LEAVE_SECONDS)
+        late = [connection for connection in connections if not connection.gone.done()]
         if late:
             self.log.warning("remoting_cut_off", connections=len(late))
-        for connection in tuple(self.memory.connections):
+        for connection in late:
             connection.end()
-        await self._wait_until_gone(_ABORT_SECONDS)
-
-    async def _wait_until_gone(self, seconds: float) -> None:
-        if self.counts.connections:
-            self._is_empty.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_empty.wait(), seconds)
+        await _wait([connection.gone for connection in late], _ABORT_SECONDS)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -398,23 +479,25 @@ class RemotingServer:
         return None
 
     async def _open(self, peer: socket.socket, name: str) -> None:
-        tls, connection, handshake = self._access.tls, None, self.limits.handshake_seconds
-        times = {} if tls is None else {"ssl_handshake_timeout": handshake, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
+        connection, tls = Connection(self, name, address_of(*peer.getsockname()[:2])), self._access.tls
+        connection.gone.add_done_callback(self._release)
+        seconds = self.limits.handshake_seconds, _SHUTDOWN_SECONDS
+        times = {} if tls is None else {"ssl_handshake_timeout": seconds[0], "ssl_shutdown_timeout": seconds[1]}
         try:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(self, name, address_of(*peer.getsockname()[:2]))
-            connection.on_close(self._release)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer, ssl=tls, **times)
         except (OSError, ssl.SSLError, asyncio.CancelledError):  # gone already, or no TLS
             peer.close()
-            if connection is None or not connection.was_made:  # or it tells by itself that it has ended
+            if not connection.was_made:  # or it tells by itself that it has ended
                 self.counts.refused["tls"] += tls is not None
-                self._release()
+                connection.gone.set_result(None)
 
-    def _release(self) -> None:
+    def _release(self, _: object) -> None:
         self.counts.connections -= 1
-        if self.counts.connections == 0:
-            self._is_empty.set()
+
+
+async def _wait(futures: Collection[asyncio.Future[None]], seconds: float) -> None:
+    if futures:
+        await asyncio.wait(futures, timeout=seconds)
 
 
 def address_of(host: str, port: int) -> str:
@@ -426,21 +509,16 @@ def address_of(host: str, port: int) -> str:
 
 
 def connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
-    """So many of the ``wanted`` as descriptors are left for, once the process has taken all that it may.
-
-    The index needs its own.
-    """
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (2**62 if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    need = wanted * descriptors_each + _DESCRIPTORS_KEPT
-    if soft < min(need, hard):
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(need, hard), limits[1]))
-            soft = min(need, hard)
-    if soft >= need:
+    """So many of the ``wanted`` as there are descriptors for, once the process has taken all that it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
         return wanted
-    most = min(wanted, max((soft - _DESCRIPTORS_KEPT) // descriptors_each, _CONNECTIONS_LEAST))
-    log.warning("remoting_descriptors", connections_max=most, wanted=wanted, descriptors=soft, hint="raise LimitNOFILE")
+    most = min(wanted, max((hard - _DESCRIPTORS_KEPT) // descriptors_each, _CONNECTIONS_LEAST))
+    if most < wanted:
+        log.warning(
+            "remoting_descriptors", connections_max=most, wanted=wanted, descriptors=hard, hint="raise LimitNOFILE"
+        )
     return most
 
 
@@ -470,7 +548,7 @@ async def serve_remoting(
         await server.run(stop, queries.stop)
     finally:
         if processor.forwarder is not None:
-            await processor.forwarder.close()
+            await processor.forwarder.dialer.close()
         queries.stop()
         # In another thread: a query may be under way, and it is waited for.
         left = await asyncio.to_thread(queries.close)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from indexd.config import Config, split_address
 from indexd.config.serving import is_peer
@@ -39,8 +39,8 @@ from indexd.serve.remoting.command import (
 )
 from indexd.serve.remoting.routes import BrokerPlace, Json, find_place, own_place, read_json
 
-T = TypeVar("T")
 OnRequest = Callable[[RemotingCommand], None]
+Locate = Callable[[bool], Awaitable[str]]
 
 IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it"
 _VIA = "indexdVia"
@@ -69,8 +69,6 @@ class Patience:
     answer: float = 600.0
     #: Requests that have another answer get that at once for so long after one got none.
     refused: float = 5.0
-    #: After a connection that failed, others are told so at once.
-    retry: float = 1.0
     #: The cluster is asked for again when what is known is older; while the broker is missing or does not answer.
     fresh: float = 5.0
     missing: float = 0.5
@@ -83,19 +81,18 @@ class UpstreamError(Exception):
 
 
 class Client(Protocol):
-    """One connection, in the event loop's thread. Nothing here raises when it is closed already.
+    """One connection, in the event loop's thread.
 
-    ``peer``: who it is, ``127.0.0.1:53122``; ``local``: our address as this client has reached it.
+    ``peer``: who it is, ``127.0.0.1:53122``; ``local``: our address as this client has reached it. ``gone`` is done
+    when the connection has ended, however it ended.
     """
 
     peer: str
     local: str
+    gone: asyncio.Future[None]
 
     def send(self, command: RemotingCommand) -> None:
         """A request to the client; dropped when it is closed."""
-
-    def on_close(self, call: Callable[[], None]) -> None:
-        """Call it once when the connection ends, however it ends; at once if it has ended."""
 
 
 class Link(asyncio.Protocol):
@@ -104,20 +101,20 @@ class Link(asyncio.Protocol):
     A request goes out under an ``opaque`` of the link's and comes back under its own.
     """
 
+    _transport: asyncio.Transport
+
     def __init__(self, address: str, dialer: Dialer, on_request: OnRequest | None) -> None:
         self.address, self._dialer, self._on_request = address, dialer, on_request
         self._opaque = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
         self._why = "it closed the connection"
-        #: Set when it is over.
-        self.ended = asyncio.Event()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_open(self) -> bool:
         """Whether a request may be sent."""
-        return self._transport is not None and not self._transport.is_closing()
+        return not self._transport.is_closing()
 
     async def ask(self, command: RemotingCommand) -> RemotingCommand:
         """The answer, under the request's own ``opaque``; UpstreamError if the connection ends before it comes."""
@@ -128,28 +125,23 @@ class Link(asyncio.Protocol):
             self.tell(replace(command, opaque=opaque))
             answer = await waiting
         finally:
-            self._waiting.pop(opaque, None)
+            del self._waiting[opaque]
         answer.opaque = command.opaque
         return answer
 
     def tell(self, command: RemotingCommand) -> None:
         """Send it, under its own ``opaque``; UpstreamError if it cannot be."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
+        if not self.is_open:
             raise UpstreamError(self._why)
         most = self._dialer.patience.untaken_bytes
-        if transport.get_write_buffer_size() > most:
+        if self._transport.get_write_buffer_size() > most:
             raise UpstreamError(f"it has not taken {most >> 20} MiB yet")
-        try:
-            transport.write(encode_command(command))
-        except FrameError as error:
-            raise UpstreamError(str(error)) from error
+        self._transport.write(encode_command(command))
 
-    def close(self, why: str = "this daemon stops", *, at_once: bool = False) -> None:
-        """End it when what was written has been sent, or at once; who still waits is told ``why``."""
-        self._why = why
-        if self._transport is not None:
-            (self._transport.abort if at_once else self._transport.close)()
+    def close(self) -> None:
+        """End it when what was written has been sent."""
+        self._why = "this daemon has closed the connection"
+        self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is open. A machine that goes away without a word is noticed within half a minute, not in hours."""
@@ -158,8 +150,6 @@ class Link(asyncio.Protocol):
         for option in _SOCKET_OPTIONS:
             peer.setsockopt(*option)
         self._dialer.links.add(self)
-        if self._dialer.is_closed:
-            self.close(at_once=True)
 
     def data_received(self, data: bytes) -> None:
         """Frames, whole or in part."""
@@ -172,7 +162,8 @@ class Link(asyncio.Protocol):
                 elif (waiting := self._waiting.get(command.opaque)) is not None and not waiting.done():
                     waiting.set_result(command)
         except FrameError as error:
-            self.close(f"what it sent is no answer: {error}", at_once=True)
+            self._why = f"what it sent is no answer: {error}"
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Whoever waits is told."""
@@ -182,53 +173,26 @@ class Link(asyncio.Protocol):
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(UpstreamError(self._why))
-        self._transport = None
-        self.ended.set()
+        self.ended.set_result(None)
 
 
 class Dialer:
-    """Opens connections, and remembers for a moment where none could be made."""
+    """Opens connections as the configuration has it, and knows those that are open."""
 
     def __init__(self, config: Config, patience: Patience) -> None:
         self.patience, self.timeout = patience, config.remoting.upstream_timeout
         self.frame_max = config.remoting.remoting_frame_max
         self.links: set[Link] = set()
-        #: From then on no connection is made: who loses one asks for another.
-        self.is_closed = False
         self._tls = read_upstream_tls(config)
-        self._failures: dict[str, tuple[str, float, float]] = {}  # address: why, since (epoch), and until when
+        self._is_closed = False
 
-    async def open(self, address: str, on_request: OnRequest | None = None) -> Link:
+    async def open(self, address: str, on_request: OnRequest | None) -> Link:
         """A connection of the caller's, who closes it; ``on_request`` takes what the other side asks. UpstreamError."""
-        if self.is_closed:
+        if self._is_closed:
             raise UpstreamError("this daemon stops")
-        why, since, until = self._failures.get(address, ("", time.time(), 0.0))
-        if time.monotonic() >= until:
-            try:
-                link = await self._connect(address, on_request)
-            except UpstreamError as error:
-                why = str(error)
-                self._failures[address] = why, since, time.monotonic() + self.patience.retry
-            else:
-                self._failures.pop(address, None)
-                return link
-        raise UpstreamError(f"{why}, since {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(since))}")
-
-    async def close(self) -> None:
-        """Close every connection when what was written has been sent, as far as that takes a moment."""
-        self.is_closed = True
-        links = tuple(self.links)
-        for link in links:
-            link.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                for link in links:
-                    await link.ended.wait()
-
-    async def _connect(self, address: str, on_request: OnRequest | None) -> Link:
+        host, port = split_address(address)
+        names: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls, "server_hostname": host}
         try:
-            host, port = split_address(address)
-            names: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls, "server_hostname": host}
             async with asyncio.timeout(self.timeout):
                 _, link = await asyncio.get_running_loop().create_connection(
                     lambda: Link(address, self, on_request), host, port, **names
@@ -238,6 +202,14 @@ class Dialer:
         except OSError as error:
             raise UpstreamError(_reason(error)) from error
         return link
+
+    async def close(self) -> None:
+        """Close every connection when what was written has been sent, as far as that takes a moment."""
+        self._is_closed = True
+        for link in self.links:
+            link.close()
+        if self.links:
+            await asyncio.wait([link.ended for link in self.links], timeout=_CLOSE_SECONDS)
 
 
 def read_upstream_tls(config: Config) -> ssl.SSLContext | None:
@@ -268,37 +240,51 @@ def _reason(error: Exception) -> str:
 class Channel:
     """A connection that is made when it is first asked for something, and again when it is after that has ended.
 
-    ``locate`` gives its address; with ``anew`` another one perhaps, since nobody answers at the first.
+    ``locate`` gives its address; with ``anew`` another one perhaps, since nobody answers at the first. ``name``: whose.
     """
 
-    def __init__(self, dialer: Dialer, locate: Callable[[bool], Awaitable[str]], on_request: OnRequest | None) -> None:
-        self._dialer, self._locate, self._on_request = dialer, locate, on_request
+    def __init__(
+        self, name: str, dialer: Dialer, locate: Locate, on_request: OnRequest | None = None, address: str | None = None
+    ) -> None:
+        self._name, self._dialer, self._locate, self._on_request = name, dialer, locate, on_request
         self._lock = asyncio.Lock()  # requests keep their order while the connection is made
+        self._is_left = False
         self.link: Link | None = None
-        self.address: str | None = None
+        self.address = address
 
-    async def ask(self, command: RemotingCommand) -> RemotingCommand | None:
-        """The other side's answer, None to a one-way request; UpstreamError."""
-        async with self._lock:
-            link = await self._open()
-        # Sent before anything else happens in the loop.
-        if not command.is_oneway:
-            return await link.ask(command)
-        link.tell(command)
-        return None
+    async def ask(self, command: RemotingCommand, seconds: float) -> RemotingCommand | None:
+        """The other side's answer, None to a one-way request; UpstreamError, whose text names it."""
+        try:
+            async with asyncio.timeout(seconds):
+                async with self._lock:
+                    link = await self._open()
+                # Sent before anything else happens in the loop.
+                if not command.is_oneway:
+                    return await link.ask(command)
+            link.tell(command)
+        except TimeoutError:
+            problem = f"no answer within {seconds:.2g} s"
+        except UpstreamError as error:
+            problem = str(error)
+        else:
+            if self._is_left:
+                link.close()
+            return None
+        place = "" if self.address is None else f" at {self.address}"
+        raise UpstreamError(f"the {self._name}{place} does not answer: {problem}")
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         """Nobody asks any more: the connection ends when the last one-way requests are sent."""
-        async with self._lock:
-            if self.link is not None:
-                self.link.close()
+        self._is_left = True
+        if self.link is not None:
+            self.link.close()
 
     async def _open(self) -> Link:
-        link, address = self.link, await self._locate(False)
-        if link is not None and link.is_open and link.address == address:
-            return link
-        if link is not None:
-            link.close()  # another broker is the master now
+        address = await self._locate(False)
+        if self.link is not None:
+            if self.link.is_open and self.link.address == address:
+                return self.link
+            self.link.close()  # another broker is the master now
         self.address = address
         try:
             self.link = await self._dialer.open(address, self._on_request)
@@ -314,32 +300,25 @@ class NameServers:
     """Asked in turn, the one that answered last first, over one connection each."""
 
     def __init__(self, addresses: tuple[str, ...], dialer: Dialer) -> None:
-        self._addresses, self._dialer = list(addresses), dialer
-        self._channels = {address: Channel(dialer, partial(_stay, address), None) for address in addresses}
+        self._channels = [Channel("name server", dialer, partial(_stay, one), address=one) for one in addresses]
 
     @property
-    def address(self) -> str:
-        """The one that is asked first."""
-        return self._addresses[0]
+    def address(self) -> str | None:
+        """Of the one that answered last."""
+        return self._channels[0].address
 
-    async def ask(self, command: RemotingCommand, seconds: float, *, is_short: bool = False) -> RemotingCommand:
-        """The first answer that comes; UpstreamError names all of them.
-
-        The last one has ``seconds`` for it, those before it no more than a connection may take; ``is_short``: all share
-        them.
-        """
-        problems, count = [], len(self._addresses)
-        for number, address in enumerate(tuple(self._addresses), 1):
-            turn = seconds if number == count else min(seconds, self._dialer.timeout)
+    async def ask(self, command: RemotingCommand, seconds: float) -> RemotingCommand:
+        """The first answer that comes; UpstreamError names all of them. Each has an equal part of ``seconds``."""
+        problems = []
+        for channel in tuple(self._channels):
             try:
-                answer = await _within(seconds / count if is_short else turn, self._channels[address].ask(command))
+                answer = await channel.ask(command, seconds / len(self._channels))
             except UpstreamError as error:
-                problems.append(f"the name server at {address} does not answer: {error}")
-            else:
-                at = self._addresses.index(address)
-                self._addresses = self._addresses[at:] + self._addresses[:at]
-                assert answer is not None  # only one-way requests get none
-                return answer
+                problems.append(str(error))
+                continue
+            assert answer is not None  # only one-way requests get none
+            self._channels.sort(key=lambda one: one is not channel)
+            return answer
         raise UpstreamError("; ".join(problems))
 
 
@@ -402,8 +381,6 @@ class BrokerLocator:
         found, node = find_place(cluster, self._config, self.known), self._config.node
         self._asked_at = time.monotonic()
         if found is not None:
-            if found.address is None and self.known is not None:
-                found = replace(found, address=self.known.address)
             self.known = found
             return found
         own, names = own_place(self._config), _cut(", ".join(sorted(cluster["brokerAddrTable"])) or "none")
@@ -453,18 +430,18 @@ class Forwarder:
     ) -> None:
         self.patience = patience or Patience()
         self._log, self._mark = log, mark
-        self._dialer = Dialer(config, self.patience)
-        self._names = NameServers(config.remoting.upstream_namesrv, self._dialer)
+        #: Of its connections.
+        self.dialer = Dialer(config, self.patience)
+        self._names = NameServers(config.remoting.upstream_namesrv, self.dialer)
         self.locator = BrokerLocator(config, self._names, self.patience, credentials, log, mark)
         self._channels: dict[Client, Channel] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
         # Who got no answer lately to a request that has another one: why, and until when others are refused at once.
         self._hung: dict[str, tuple[str, float]] = {}
         self._counts = {"forwarded": 0, "failed": 0, "dropped": 0}
 
     def row(self) -> dict[str, Any]:
         """For the board: where to, how many connections, and what became of requests (counters)."""
-        place, links = self.locator.known, len(self._dialer.links)
+        place, links = self.locator.known, len(self.dialer.links)
         address = None if place is None else place.address
         return {"nameServer": self._names.address, "broker": address, "links": links, **self._counts}
 
@@ -493,11 +470,9 @@ class Forwarder:
     async def ask_names(self, command: RemotingCommand, *, is_short: bool = False) -> RemotingCommand:
         """What a name server answers; UpstreamError. ``is_short``: there is another answer, which clients wait for."""
         # What is one-way is answered as well there: that is the proof that it came.
-        asked, seconds = replace(command, flag=0, form=Form.JSON), self._seconds(is_short)
-        asking = partial(self._names.ask, asked, seconds, is_short=is_short)
-        answer = await self._counted("names", command, asking, is_short)
-        assert answer is not None
-        return answer
+        asked, seconds = replace(command, flag=0, form=Form.JSON), self.dialer.timeout
+        asking = partial(self._names.ask, asked, self.patience.short if is_short else seconds)
+        return cast("RemotingCommand", await self._counted("names", command, asking, is_short))
 
     async def ask_broker(
         self, client: Client, command: RemotingCommand, *, is_short: bool = False
@@ -506,20 +481,13 @@ class Forwarder:
 
         ``is_short``: as for ``ask_names``.
         """
-        channel, asked = self._channels.get(client), replace(command, form=Form.JSON)
+        channel, is_short = self._channels.get(client), is_short and not command.is_oneway
         if channel is None:
-            channel = self._channels[client] = Channel(self._dialer, self.locator.address, client.send)
-            client.on_close(lambda: self._leave(client))
-        is_short = is_short and not command.is_oneway
-
-        async def ask() -> RemotingCommand | None:
-            try:
-                return await _within(self._seconds(is_short), channel.ask(asked))
-            except UpstreamError as error:
-                place = "" if channel.address is None else f" at {channel.address}"
-                raise UpstreamError(f"the broker{place} does not answer: {error}") from error
-
-        return await self._counted("broker", command, ask, is_short)
+            channel = self._channels[client] = Channel("broker", self.dialer, self.locator.address, client.send)
+            client.gone.add_done_callback(lambda _: self._channels.pop(client).leave())
+        seconds = self.patience.short if is_short else self.patience.answer
+        asking = partial(channel.ask, replace(command, form=Form.JSON), seconds)
+        return await self._counted("broker", command, asking, is_short)
 
     def respond(self, client: Client, command: RemotingCommand) -> None:
         """A client's response to what the broker has asked it; dropped if the broker has gone meanwhile."""
@@ -527,18 +495,6 @@ class Forwarder:
         if channel is not None and channel.link is not None:
             with suppress(UpstreamError):
                 channel.link.tell(command)
-
-    async def close(self) -> None:
-        """Close every connection, within half a second."""
-        await self._dialer.close()
-
-    def _leave(self, client: Client) -> None:
-        leaving = asyncio.create_task(self._channels.pop(client).leave())
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
-
-    def _seconds(self, is_short: bool) -> float:
-        return self.patience.short if is_short else self.patience.answer
 
     async def _counted(
         self,
@@ -548,20 +504,19 @@ class Forwarder:
         is_short: bool,
     ) -> RemotingCommand | None:
         # Spares requests that have another answer the wait for one that hangs: one of them tries every few seconds.
-        problem, until = self._hung.get(whom, ("", 0.0))
-        now = time.monotonic()
-        if is_short and now < until:
-            self._counts["failed"] += 1
-            raise UpstreamError(problem)
-        if is_short and problem:
+        (problem, until), now = self._hung.get(whom, ("", 0.0)), time.monotonic()
+        may_try = now >= until or not is_short
+        if is_short and may_try and problem:
             self._hung[whom] = problem, now + self.patience.refused  # while this one tries
         try:
+            if not may_try:
+                raise UpstreamError(problem)
             answer = await ask()
             if answer is not None and answer.remark == IN_A_CIRCLE:
                 raise UpstreamError(IN_A_CIRCLE)
         except UpstreamError as error:
             self._counts["failed"] += 1
-            if is_short:
+            if is_short and may_try:
                 self._hung[whom] = str(error), time.monotonic() + self.patience.refused
             raise
         self._counts["forwarded"] += 1
@@ -569,11 +524,3 @@ class Forwarder:
             self._hung.pop(whom, None)
             answer.form = command.form
         return answer
-
-
-async def _within(seconds: float, asking: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(seconds):
-            return await asking
-    except TimeoutError:
-        raise UpstreamError(f"no answer within {seconds:.2g} s") from None
