@@ -19,38 +19,36 @@ import zlib
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from indexd.commitlog.format import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1
+from indexd.commitlog.format import MAGIC_V1
 from indexd.errors import IndexdError, SparkMissingError
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, segment_name
 
-_SEGMENT_SIZE = 4 << 20
 _MESSAGES_PER_SECOND = 2000
+_SEGMENT_SIZE = 1 << 30  # RocketMQ's own: none gets full
 _TOPICS = ("OrderPaid", "StockChanged", "订单主题")
 _WAIT_SECONDS = 120.0
 _LINES_SHOWN = 20
-# Total size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born timestamp.
-_HEAD = struct.Struct(">iIiiiqqiq")
 _HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
-_OUTPUTS = ("index", "consumequeue", "sparse")
 # A demo's index file is small, so that some get full before the reader's eyes.
-_FLAGS = ("--segment-size", str(_SEGMENT_SIZE), "--hash-slot-num", "2000", "--index-num", "20000")
+_FLAGS = ("--hash-slot-num", "2000", "--index-num", "20000")
+_PROGRAM = str(Path(sys.executable).with_name("indexd"))
 
 
 class DemoWriter:
     """Writes messages at a steady pace from a thread until ``stop``; ``last`` is one that is certainly in the log.
 
-    The bytes are a broker's (``commitlog.format``): segments of full size, the next one made ahead.
+    The bytes are a broker's (``commitlog.format``), in the first segment of a log.
     """
 
-    def __init__(self, store: Path) -> None:
-        self._directory = store / "commitlog"
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._end = 0
+    def __init__(self, store: Path, segment_size: int = _SEGMENT_SIZE) -> None:
+        path = store / "commitlog" / segment_name(0)
+        path.parent.mkdir(parents=True)
+        self._file = path.open("wb", buffering=0)
+        self._file.truncate(segment_size)
         self._queue_offsets = Counter[bytes]()
-        self._file = self._segment()
         self._random = random.Random(7)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -59,7 +57,7 @@ class DemoWriter:
         self._thread.start()
 
     def _append(self) -> tuple[str, str, str, int]:
-        now = int(time.time() * 1000)
+        now, offset = int(time.time() * 1000), self._file.tell()
         topic = self._random.choice(_TOPICS)
         key, unique = f"order-{self.count}", f"7F00000100002A9F{self.count:016X}"
         properties = {
@@ -67,47 +65,27 @@ class DemoWriter:
             "UNIQ_KEY": unique,
             "TAGS": self._random.choice(("paid", "open", "加急")),
         }
-        body = f'{{"order": {self.count}, "at": {now}}}'.encode()
-        offset = self._write(topic.encode(), body, properties, now)
+        encoded, body = topic.encode(), f'{{"order": {self.count}, "at": {now}}}'.encode()
+        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+        # Queue id, flag, queue offset, physical offset, sysFlag, born timestamp and host, store timestamp and host, ...
+        rest = struct.pack(">iiqqiq", 0, 0, self._queue_offsets[encoded], offset, 0, now) + _HOST
+        rest += struct.pack(">q", now) + _HOST + struct.pack(">iqi", 0, 0, len(body)) + body
+        rest += bytes([len(encoded)]) + encoded + struct.pack(">h", len(text)) + text
+        self._file.write(struct.pack(">iIi", len(rest) + 12, MAGIC_V1, zlib.crc32(body) & 0x7FFFFFFF) + rest)
+        self._queue_offsets[encoded] += 1
         self.count += 1
         return topic, key, unique, offset
 
-    def _write(self, topic: bytes, body: bytes, properties: dict[str, str], now: int) -> int:
-        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
-        tail = _HOST + struct.pack(">q", now) + _HOST + struct.pack(">iqi", 0, 0, len(body)) + body
-        tail += bytes([len(topic)]) + topic + struct.pack(">h", len(text)) + text
-        size, left = _HEAD.size + len(tail), _SEGMENT_SIZE - self._end % _SEGMENT_SIZE
-        if size + BLANK_SIZE > left:
-            self._file.write(struct.pack(">iI", left, MAGIC_BLANK))
-            self._file.close()
-            self._end += left
-            self._file = self._segment()
-        crc, offset = zlib.crc32(body) & 0x7FFFFFFF, self._end
-        self._file.write(_HEAD.pack(size, MAGIC_V1, crc, 0, 0, self._queue_offsets[topic], offset, 0, now) + tail)
-        self._queue_offsets[topic] += 1
-        self._end += size
-        return offset
-
-    def _segment(self) -> BinaryIO:
-        # The segment that begins at the end of the log, open; the one behind it is made, too.
-        paths = [self._directory / segment_name(base) for base in (self._end, self._end + _SEGMENT_SIZE)]
-        for path in paths:
-            with path.open("ab") as file:
-                file.truncate(_SEGMENT_SIZE)
-        return paths[0].open("r+b", buffering=0)
-
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(0.02):
             for _ in range(_MESSAGES_PER_SECOND // 50):
                 self.last = self._append()
-            self._stop.wait(0.02)
 
     def stop(self) -> None:
         """End the thread; the log stays as a crashed broker's would. A second call does nothing."""
-        if not self._stop.is_set():
-            self._stop.set()
-            self._thread.join()
-            self._file.close()
+        self._stop.set()
+        self._thread.join()
+        self._file.close()
 
 
 class DemoDaemon:
@@ -128,16 +106,14 @@ class DemoDaemon:
     def wait_until(self, offset: int) -> dict[str, Any]:
         """Until everything before ``offset`` can be found; DATA/state as it is then."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while time.monotonic() < deadline:
+        while self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
             with suppress(OSError, ValueError):
                 state: dict[str, Any] = json.loads(self.files.state.read_bytes())
                 if state["pid"] == self.process.pid and state.get("phyOffset", -1) > offset:
                     return state
-            if self.process.poll() is not None:
-                last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise IndexdError(f"the daemon ended by itself: {''.join(last)}", f"read {self._log}")
-            time.sleep(0.05)
-        raise IndexdError(f"the daemon has not come to offset {offset} in {_WAIT_SECONDS:.0f} s", f"read {self._log}")
+        what = f"has ended, or not come to offset {offset} in {_WAIT_SECONDS:.0f} s"
+        raise IndexdError(f"the daemon {what}", f"read {self._log}")
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal and wait; the exit code, or minus the signal."""
@@ -166,12 +142,12 @@ def run_demo(work: Path, *, with_spark: bool) -> None:
 7. What was built, byte for byte as RocketMQ builds it:
 {files}
    The daemon's log is {work / "daemon.log"}. Go on yourself:
-   $ {_program()} {" ".join(("--store", str(store), "--data", str(data), *_FLAGS))}""")
+   $ {_PROGRAM} {" ".join(("--store", str(store), "--data", str(data), *_FLAGS))}""")
     if with_spark:
         _say("8. The same from the log alone by Spark on two cores; starting a JVM takes a while:")
         common = ["--store", str(store), *_FLAGS, "--master", "local[2]"]
         _run("rebuild", *common, "--engine", "spark", "--out", str(work / "spark"))
-        same = all(_contents(data / folder) == _contents(work / "spark" / folder) for folder in _OUTPUTS)
+        same = _contents(data) == _contents(work / "spark")
         _say(f"   Every file the daemon's, byte for byte: {'yes' if same else 'NO'}.")
         _say("9. What is in the log, as a page to look at:")
         _run("stats", *common, "--report", str(work / "stats.html"))
@@ -209,26 +185,21 @@ def _tell(writer: DemoWriter, daemon: DemoDaemon) -> None:
     _say(f"6. TERM: drained, flushed and stopped in {seconds:.1f} s with exit code {code}; the abort flag is {left}.")
 
 
-def _contents(folder: Path) -> list[tuple[str, bytes]]:
+def _contents(data: Path) -> list[tuple[str, bytes]]:
     # The names of index files tell when each was made; all others must be the same.
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [("" if folder.name == "index" else str(path.relative_to(folder)), path.read_bytes()) for path in files]
+    folders = [data / name for name in ("index", "consumequeue", "sparse")]
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [("" if path.parent.name == "index" else str(path.relative_to(data)), path.read_bytes()) for path in files]
 
 
 def _run(*arguments: str) -> None:
-    _say(f"   $ {' '.join((_program(), *arguments))}")
+    _say(f"   $ {' '.join((_PROGRAM, *arguments))}")
     command = [sys.executable, "-m", "indexd", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in (done.stdout + done.stderr).splitlines()[:_LINES_SHOWN]:
         _say(f"   {line}")
     if done.returncode != 0:
         raise IndexdError(f"indexd {arguments[0]} ended with {done.returncode}")
-
-
-def _program() -> str:
-    # What to type from here: the command beside the interpreter that runs this, as short as it can be said.
-    command = Path(sys.executable).with_name("indexd")
-    return str(command.relative_to(Path.cwd())) if command.is_relative_to(Path.cwd()) else str(command)
 
 
 def _say(text: str) -> None:

@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pyspark
 
-from indexd.cli.output import common_options, given_flags
-from indexd.cli.spark import spark_session
-from indexd.config import load
+from indexd.cli.jobs import spark_session
+from indexd.cli.output import common_options, load_config
 from indexd.spark.session import require_java, write_shim
 from support.daemon import environment
 from support.rows import rows_of_log
@@ -282,7 +281,7 @@ class ConnectServer:
 @contextmanager
 def session_of(flags: Sequence[str]) -> Iterator[SparkSession]:
     """``--master ... --conf ...`` as words of a command line."""
-    config = load(given_flags(common_options().parse_args(list(flags))), None, os.environ)
+    config = load_config(common_options().parse_args(list(flags)))
     with spark_session(config, "tests") as spark:
         yield spark
 

@@ -201,16 +201,15 @@ def test_a_golden_commitlog_written_again_is_the_same_directory(name: str, tmp_p
     assert written == {file.name: file.read_bytes() for file in golden.segments()}
 
 
-def test_what_the_demo_writes_is_a_broker_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexd.demo._SEGMENT_SIZE", 1 << 14)
-    writer = DemoWriter(tmp_path)
+def test_what_the_demo_writes_is_a_broker_s_log(tmp_path: Path) -> None:
+    writer = DemoWriter(tmp_path, 1 << 22)
     while writer.count < 500:
         time.sleep(0.01)
     writer.stop()
-    read = list(naive_frames(tmp_path / "commitlog", 1 << 14))
+    read = list(naive_frames(tmp_path / "commitlog", 1 << 22))
     assert len(read) == writer.count
     assert read[-1].phy_offset == writer.last[3]
-    assert {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()} == {1 << 14}
+    assert {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()} == {1 << 22}
     queues: dict[str, int] = {}
     for message in read:
         assert message.cq_offset == queues.setdefault(message.topic, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.cli.spark import examine
+from indexd.cli.jobs import examine
 from indexd.config import load
 from indexd.spark import session
 from support.daemon import indexd, indexd_here
@@ -40,7 +40,7 @@ def test_what_an_interrupted_rebuild_leaves_is_said(tmp_path: Path, monkeypatch:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("indexd.cli.rebuild._on_spark", interrupt)
+    monkeypatch.setattr("indexd.cli.jobs._on_spark", interrupt)
     assert interrupted(tmp_path / "none", "--engine", "spark") == "", "there is nothing"
     monkeypatch.setattr("indexd.recovery.rebuild._build", interrupt)
     building = tmp_path / "one/out.building"

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from indexd import errors
-from indexd.cli.spark import spark_options, uses_spark
+from indexd.cli.jobs import spark_options, uses_spark
 from indexd.config import SparkConfig, load
 from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, SparkMissingError, UsageError
 from indexd.spark import session

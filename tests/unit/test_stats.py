@@ -259,7 +259,7 @@ def test_what_cannot_be_asked_for_is_one_line_before_anything_starts(
     file.touch()
     given = ["export", "--store", str(store), "--data", str(tmp_path / "data"), "--to", str(tmp_path / "out")]
     with (
-        mock.patch("indexd.cli.spark.spark_session", side_effect=AssertionError("a session")),
+        mock.patch("indexd.cli.jobs.spark_session", side_effect=AssertionError("a session")),
         pytest.raises(SystemExit) as ended,
     ):
         main([*given, *(flag.replace("STORE", str(store)).replace("FILE", str(file)) for flag in flags)])

@@ -5,8 +5,6 @@
 ``query``    query-key, query-unique-key, query-offset, query-time, message
 ``status``   status
 ``inspect``  inspect
-``rebuild``  rebuild, in this process or on Spark; verify
+``jobs``     rebuild, verify, export, stats, doctor, kafka: in this process or on Spark, and the session of Spark
 ``broker_index``  audit and repair: a broker's own index against its log, and mended
-``kafka``    kafka check, kafka rebuild
-``spark``    doctor, export, stats; the session of Spark
 """

@@ -8,23 +8,23 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexd.cli.jobs import spark_session, uses_spark
 from indexd.cli.output import (
     EXIT_FINDINGS,
     Parser,
-    ProgressBar,
     add_command,
     print_json,
     print_line,
+    progress_bar,
     show_time,
     typed,
-    until_reader_leaves,
     wants_json,
 )
-from indexd.cli.spark import spark_session, uses_spark
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.load import check_outside
@@ -89,15 +89,15 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     if args.samples is not None:
         options = replace(options, samples=args.samples)
     if uses_spark(config):
-        with spark_session(config, "indexd audit") as spark, ProgressBar("audit") as bar:
+        with spark_session(config, "indexd audit") as spark, progress_bar("audit") as bar:
             from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
 
-            report = audit_on_spark(spark, config, options, bar.to)
+            report = audit_on_spark(spark, config, options, bar)
     else:
         load_kernels(config)
-        with ProgressBar("audit") as bar:
-            report = audit_here(config, disk_for(config), options, bar.to)
-    with until_reader_leaves():
+        with progress_bar("audit") as bar:
+            report = audit_here(config, disk_for(config), options, bar)
+    with suppress(BrokenPipeError):  # the exit code stays what it is
         if wants_json(args):
             for row in report.rows():
                 print_json(row)
@@ -138,33 +138,40 @@ def repair(args: argparse.Namespace, config: Config) -> int:
     from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
     from indexd.repair.run import look  # noqa: PLC0415 - the same
 
-    if not args.undo:
-        load_kernels(config)
-    if args.plan:
-        with ProgressBar("audit") as bar:
-            planned = look(Disk(), config, bar.to, everything=args.all)
-        _show_plan(args, planned)
-        return EXIT_FINDINGS if planned.is_needed or planned.plan.keys_behind else 0
     try:
-        return _undo(args, config) if args.undo else _repair(args, config)
+        if args.undo:
+            return _undo(args, config)
+        load_kernels(config)
+        if not args.plan:
+            return _repair(args, config)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; nothing is half done: the index is as before, or the new one") from None
+    with progress_bar("audit") as bar:
+        planned = look(Disk(), config, bar, everything=args.all)
+    _show_plan(args, planned)
+    return EXIT_FINDINGS if planned.is_needed or planned.plan.keys_behind else 0
 
 
 def _repair(args: argparse.Namespace, config: Config) -> int:
     from indexd.repair.run import repair as mend  # noqa: PLC0415 - loads numba
 
-    def confirm(planned: Planned) -> bool:
-        bar.close()
-        _show_plan(args, planned)
-        is_wanted = bool(args.yes) or _says_yes("repair it now?")
-        if is_wanted:
-            bar.open("repair")
-        return is_wanted
+    with ExitStack() as bars:
+        bar = bars.enter_context(progress_bar("audit"))
 
-    with ProgressBar("audit") as bar:
-        done = mend(Disk(), config, confirm, bar.to, everything=args.all, seconds_max=args.time_limit)
-    with until_reader_leaves():
+        def confirm(planned: Planned) -> bool:
+            nonlocal bar
+            bars.close()
+            _show_plan(args, planned)
+            is_wanted = bool(args.yes) or _says_yes("repair it now?")
+            if is_wanted:
+                bar = bars.enter_context(progress_bar("repair"))
+            return is_wanted
+
+        def show(done: int, total: int) -> None:
+            bar(done, total)
+
+        done = mend(Disk(), config, confirm, show, everything=args.all, seconds_max=args.time_limit)
+    with suppress(BrokenPipeError):  # the exit code stays what it is
         if wants_json(args):
             print_json(done.to_json())
         else:
@@ -200,7 +207,7 @@ def _says_yes(question: str) -> bool:
 
 
 def _show_plan(args: argparse.Namespace, planned: Planned) -> None:
-    with until_reader_leaves():
+    with suppress(BrokenPipeError):  # the exit code stays what it is
         if wants_json(args):
             more = {"needed": planned.is_needed, "notes": [*planned.notes, *planned.unfinished]}
             print_json(planned.plan.to_json() | more)

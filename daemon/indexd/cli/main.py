@@ -11,25 +11,24 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from indexd import __version__
-from indexd.cli import broker_index, inspect, kafka, query, rebuild, spark, status
+from indexd.cli import broker_index, inspect, jobs, query, status
 from indexd.cli.output import (
     SHELLS,
     Parser,
     add_command,
     common_options,
     completion_script,
-    config_file,
-    given_flags,
+    load_config,
     print_json,
     print_line,
     wants_json,
 )
-from indexd.config import Config, load
+from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.demo import run_demo
 from indexd.errors import IndexdError, NoRoomError
@@ -58,8 +57,6 @@ def _code_of(argv: list[str]) -> int:
         return _call(argv)
     except SystemExit as end:  # --help and the like
         return end.code if isinstance(end.code, int) else 0
-    except IndexdError as error:
-        return _complain(error.line(), error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has enough.
         return 0
@@ -69,10 +66,11 @@ def _code_of(argv: list[str]) -> int:
         # A command that leaves something says so; Ctrl-C itself has no words.
         return _complain(str(error), EXIT_INTERRUPTED) if error.args else EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends with the exit code that says so
-        no_room = NoRoomError.of(error)
-        if no_room is None:
+        known = error if isinstance(error, IndexdError) else NoRoomError.of(error)
+        if known is None:
             traceback.print_exc()
-        return _complain((no_room or IndexdError(f"an internal error: {error!r}")).line(), EXIT_INTERNAL)
+            known = IndexdError(f"an internal error: {error!r}")
+        return _complain(known.line(), known.exit_code)
 
 
 def _refused(error: OSError) -> int:
@@ -80,16 +78,16 @@ def _refused(error: OSError) -> int:
     return _complain(f"the system refused: {error}", EXIT_INTERNAL)
 
 
+def _give_up_output() -> None:
+    # What is still buffered must not make the interpreter complain at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _complain(line: str, code: int) -> int:
     with suppress(OSError):
         sys.stderr.write(f"indexd: {line}\n")
         sys.stderr.flush()
     return code
-
-
-def _give_up_output() -> None:
-    # What is still buffered must not make the interpreter complain at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser() -> Parser:
@@ -110,7 +108,7 @@ def make_parser() -> Parser:
     )
     parents = [common]
     add_command(commands, "run", parents, "follow the store and keep its index (the default)", ["http"], run)
-    for module in (status, rebuild, query, broker_index, inspect, kafka, spark):
+    for module in (status, query, broker_index, inspect, jobs):
         module.register(commands, common)
     text = "show the whole of indexd in under a minute, on its own log"
     demo_parser = add_command(commands, "demo", [], text, function=demo)
@@ -134,13 +132,13 @@ def _call(argv: list[str]) -> int:
     if args.command == "completion":  # it needs no configuration, and must not stumble over one
         print_line(completion_script(parser, args.shell))
         return 0
-    config = load(given_flags(args), config_file(args), os.environ)
-    function: Callable[..., int] = getattr(args, "function", run)
+    function = getattr(args, "function", run)
     if args.recover:
         if function is not run:
             parser.error(f"--recover is a command of its own, not an option of {args.command}")
         function = recover
-    return function(args, config)
+    code: int = function(args, load_config(args))
+    return code
 
 
 def run(args: argparse.Namespace, config: Config) -> int:
@@ -148,7 +146,7 @@ def run(args: argparse.Namespace, config: Config) -> int:
     prepare_compiler()
     from indexd.service.start import run_daemon  # noqa: PLC0415 - loads numba
 
-    run_daemon(config, lambda: load(given_flags(args), config_file(args), os.environ))
+    run_daemon(config, lambda: load_config(args))
     return 0
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tqdm import tqdm
 
-from indexd.config import KEYS, SECTIONS, flag_name
+from indexd.config import KEYS, SECTIONS, Config, flag_name, load
 from indexd.config.units import parse_count, printable
 from indexd.errors import UsageError
 
@@ -31,21 +32,21 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 EXIT_FINDINGS = 1
 _LINES_PER_KIND = 20
-_LONE = re.compile("[\ud800-\udfff]")
 SHELLS = ("bash", "zsh", "fish")
 _PATH = re.compile(r"PATH|FILE|DIR")
 _WORD = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def print_json(row: dict[str, Any]) -> None:
-    """One object, one line; text in any script stays readable where standard output is UTF-8.
+    """One object, one line; text in any script stays readable where standard output can hold it.
 
     A file's name that is no UTF-8 makes the whole line ASCII: a lone surrogate for each such byte, as ``os.fsencode``
     takes it back.
     """
-    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    line = json.dumps(row, ensure_ascii=not is_utf8, separators=(",", ":"))
-    if _LONE.search(line):
+    line = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
         line = json.dumps(row, separators=(",", ":"))
     sys.stdout.write(line + "\n")
 
@@ -93,11 +94,6 @@ def print_findings(findings: Findings, *, json_lines: bool, kind: str = "finding
             print_line(f"and {count - min(shown[what], _LINES_PER_KIND):,} more of the kind {what}")
 
 
-def until_reader_leaves() -> suppress:
-    """For what is said when all is done: whoever reads may have enough of it, and the exit code stays what it is."""
-    return suppress(BrokenPipeError)
-
-
 def show_time(millis: int) -> str:
     """A time in ms as local time with its zone, or the bare number if no clock can show it."""
     try:
@@ -140,32 +136,17 @@ def some_name(text: str) -> str:
 tqdm.monitor_interval = 0
 
 
-class ProgressBar:
-    """A bar of bytes; shows nothing when standard error is no terminal."""
+@contextmanager
+def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes, to be told (done, in all); shows nothing when standard error is no terminal."""
+    is_hidden = not sys.stderr.isatty()
+    with tqdm(desc=text, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=is_hidden) as bar:
 
-    def __init__(self, text: str) -> None:
-        self.open(text)
+        def show(done: int, total: int) -> None:
+            bar.total = max(total, done)
+            bar.update(done - bar.n)
 
-    def open(self, text: str) -> None:
-        """Begin another one."""
-        self._bar = tqdm(
-            desc=text, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=not sys.stderr.isatty()
-        )
-
-    def close(self) -> None:
-        """Leave it as it stands."""
-        self._bar.close()
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def to(self, done: int, total: int) -> None:
-        """``done`` of ``total`` bytes."""
-        self._bar.total = max(total, done)
-        self._bar.update(done - self._bar.n)
+        yield show
 
 
 class Parser(argparse.ArgumentParser):
@@ -233,14 +214,11 @@ def common_options() -> Parser:
     return parser
 
 
-def given_flags(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
-    """The configuration keys that the command line gave."""
-    return {key: getattr(args, key, None) for key in KEYS}
-
-
-def config_file(args: argparse.Namespace) -> Path | None:
-    """What -c named."""
-    return Path(args.config) if getattr(args, "config", None) else None
+def load_config(args: argparse.Namespace) -> Config:
+    """The configuration with what the command line gives of it."""
+    flags = {key: getattr(args, key, None) for key in KEYS}
+    file = getattr(args, "config", None)
+    return load(flags, Path(file) if file else None, os.environ)
 
 
 def wants_json(args: argparse.Namespace) -> bool:

@@ -23,11 +23,11 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from indexd.errors import DiskError
+from indexd.errors import DiskError, MissingOk
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 
 
 _RENAME_EXCHANGE = 2
-# Linux moves at most this much in one call (man 2 write); a longer buffer takes several.
-_CALL_SIZE_MAX = 0x7FFFF000
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NAMING = os.O_PATH | os.O_CLOEXEC
 _LINKS_MAX = 40  # as the kernel's own
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class WouldWaitError(Exception):
@@ -51,14 +50,21 @@ class WouldWaitError(Exception):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A descriptor to name files in, and for nothing else (O_PATH). Raises OSError."""
-    name = os.fspath(path)
-    fd = _opened_by_root(Path(name)) if os.geteuid() == 0 else os.open(name, _NAMING | os.O_DIRECTORY)
+def closed(fd: int) -> Iterator[int]:
+    """The descriptor, closed at the end of the block."""
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor to name files in, and for nothing else (O_PATH). Raises OSError."""
+    name = os.fspath(path)
+    fd = _opened_by_root(Path(name)) if os.geteuid() == 0 else os.open(name, _NAMING | os.O_DIRECTORY)
+    with closed(fd):
+        yield fd
 
 
 def open_at(directory: int, name: str, flags: int, mode: int = 0) -> int:
@@ -71,14 +77,19 @@ def open_at(directory: int, name: str, flags: int, mode: int = 0) -> int:
         raise
 
 
-def open_file_at(directory: int, name: str) -> int:
-    """Open a plain file for reading and writing."""
-    fd = open_at(directory, name, os.O_RDWR)
+def open_file_at(directory: int, name: str, mode: int | None, *, create: bool) -> int:
+    """Open a plain file for reading and writing. One that is made gets exactly these rights, None for what the umask
+    leaves of 0644, and root's is the directory's owner's.
+    """
+    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+    fd = open_at(directory, name, flags, 0o644 if mode is None else 0o600)
     try:
         own = os.fstat(fd)
         if not stat.S_ISREG(own.st_mode):
             raise OSError(errno.EINVAL, "it is no plain file")
-        if os.geteuid() == 0 and own.st_uid != os.fstat(directory).st_uid:
+        if create:
+            _settle(fd, directory, mode)
+        elif os.geteuid() == 0 and own.st_uid != os.fstat(directory).st_uid:
             _refuse_other_names(own)
     except BaseException:
         os.close(fd)
@@ -86,29 +97,11 @@ def open_file_at(directory: int, name: str) -> int:
     return fd
 
 
-def make_file_at(directory: int, name: str, mode: int | None) -> int:
-    """Make a file with exactly these rights, None for what the umask leaves of 0644; root's is the directory's owner's.
-
-    Open for reading and writing.
-    """
-    fd = open_at(directory, name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644 if mode is None else 0o600)
-    try:
-        _settle(fd, directory, mode)
-    except BaseException:
-        os.close(fd)
-        os.unlink(name, dir_fd=directory)
-        raise
-    return fd
-
-
 def make_dir_at(directory: int, name: str, mode: int | None) -> None:
-    """Make a directory, as ``make_file_at`` makes a file; None is what the umask leaves of 0777."""
+    """Make a directory, as ``open_file_at`` makes a file; None is what the umask leaves of 0777."""
     os.mkdir(name, 0o777 if mode is None else 0o700, dir_fd=directory)
-    fd = open_at(directory, name, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closed(open_at(directory, name, os.O_RDONLY | os.O_DIRECTORY)) as fd:
         _settle(fd, directory, mode)
-    finally:
-        os.close(fd)
 
 
 def take_owner(fd: int, like: os.stat_result) -> None:
@@ -133,32 +126,23 @@ def _refuse_other_names(own: os.stat_result) -> None:
 
 
 def _opened_by_root(path: Path) -> int:
-    left = list(reversed(path.parts))
-    links = 0
-    fd = os.open(".", _NAMING | os.O_DIRECTORY)
-    try:
+    left, links = list(reversed(path.parts)), 0
+    with ExitStack() as steps:
+        at = steps.enter_context(closed(os.open(".", _NAMING)))
         while left:
             name = left.pop()
-            step = os.open(name, _NAMING | os.O_NOFOLLOW, dir_fd=fd)
+            step = steps.enter_context(closed(os.open(name, _NAMING | os.O_NOFOLLOW, dir_fd=at)))
             status = os.fstat(step)
             if not stat.S_ISLNK(status.st_mode):
-                os.close(fd)
-                fd = step
+                at = step
                 continue
-            target = os.readlink("", dir_fd=step)
-            os.close(step)
-            links += 1
             if status.st_uid != 0:
                 raise OSError(errno.ELOOP, f"{name} is a link of user {status.st_uid}, and root follows only its own")
+            links += 1
             if links > _LINKS_MAX:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            left += reversed(Path(target).parts)
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+            left += reversed(Path(os.readlink("", dir_fd=step)).parts)
+        return os.open(".", _NAMING | os.O_DIRECTORY, dir_fd=at)
 
 
 class _Named:
@@ -196,9 +180,8 @@ class DiskFile:
         self.path, self._fd, self._disk = path, fd, disk
 
     def size(self) -> int:
-        """Bytes, as ``fstat`` says now."""
-        with _Named("stat", self.path):
-            return os.fstat(self._fd).st_size
+        """Bytes, as they are now."""
+        return self.stamp().size
 
     def stamp(self) -> Stamp:
         """Size, time of the last write and inode, as they are now."""
@@ -224,7 +207,7 @@ class DiskFile:
         with memoryview(buffer) as view, _Named("read", self.path):
             done = 0
             while done < len(view):
-                count = os.preadv(self._fd, [view[done : done + _CALL_SIZE_MAX]], position + done)
+                count = os.preadv(self._fd, [view[done:]], position + done)
                 if count == 0:
                     break
                 done += count
@@ -235,7 +218,7 @@ class DiskFile:
         with memoryview(data) as raw, raw.cast("B") as view, _Named("write", self.path):
             done = 0
             while done < len(view):
-                count = os.pwrite(self._fd, view[done : done + _CALL_SIZE_MAX], position + done)
+                count = os.pwrite(self._fd, view[done:], position + done)
                 if count == 0:
                     raise OSError(errno.EIO, "the device took no bytes")
                 done += count
@@ -311,9 +294,7 @@ class Disk:
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
         """Open for reading and writing; ``create`` makes it, and fails if it is already there."""
         with _Named("create" if create else "open", path), opened(path.parent) as directory:
-            if create:
-                return DiskFile(path, make_file_at(directory, path.name, self.file_mode), self)
-            return DiskFile(path, open_file_at(directory, path.name), self)
+            return DiskFile(path, open_file_at(directory, path.name, self.file_mode, create=create), self)
 
     def open_or_create(self, path: Path) -> tuple[DiskFile, bool]:
         """Open for reading and writing, made where there is none; whether it was."""
@@ -328,13 +309,10 @@ class Disk:
 
     def exists(self, path: Path) -> bool:
         """Whether anything has that name; a directory that may not be searched is an error, not an absence."""
-        self._may_wait()
-        with _Named("stat", path):
-            try:
-                path.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-        return True
+        with MissingOk():
+            self.stamp(path)
+            return True
+        return False
 
     def read(self, path: Path) -> bytes:
         """The whole of a small file."""
@@ -399,7 +377,7 @@ class Disk:
         Raises DiskError: EINVAL or ENOSYS where it is not known, EXDEV between file systems, EBUSY for a mount point.
         """
         with _Named(f"exchange {one} with", other), opened(one.parent) as here, opened(other.parent) as there:
-            renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+            renameat2 = getattr(libc, "renameat2", None)
             if renameat2 is None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
             if renameat2(here, os.fsencode(one.name), there, os.fsencode(other.name), _RENAME_EXCHANGE) != 0:
@@ -414,13 +392,10 @@ class Disk:
         """``rights``, else those of ``like``; its owner and group, too, where root calls."""
         with _Named("change the owner of", path), opened(path.parent) as directory:
             wanted = like.stat()
-            fd = open_at(directory, path.name, os.O_RDONLY | os.O_NONBLOCK)
-            try:
+            with closed(open_at(directory, path.name, os.O_RDONLY | os.O_NONBLOCK)) as fd:
                 take_owner(fd, wanted)
                 mask = 0o777 if stat.S_ISDIR(os.fstat(fd).st_mode) else 0o666
                 os.fchmod(fd, (wanted.st_mode if rights is None else rights) & mask)
-            finally:
-                os.close(fd)
 
     def unlink(self, path: Path) -> None:
         """Remove; a file that is already gone is no error."""
@@ -498,11 +473,8 @@ class Disk:
         """Make the names in a directory durable."""
         with _Named("open", path):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with _Named("fsync directory", path):
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        with closed(fd), _Named("fsync directory", path):
+            os.fsync(fd)
 
 
 class OutputDisk(Disk):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from indexd.errors import BusyError, DiskError, MissingOk
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, closed, libc
 
 
 class _LockFile:
@@ -98,21 +98,13 @@ def try_exclusive(fd: int) -> bool:
 
 def owner_pid(path: Path) -> int | None:
     """The pid of the instance that holds the lock now, or None if no one does."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DiskError("open", path, error) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        return int(text) if text.isdecimal() else 0
-    else:
-        return None
-    finally:
-        os.close(fd)
+    with MissingOk(), Disk().open_read(path) as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.pread(32, 0).decode("ascii", "replace").strip()
+            return int(text) if text.isdecimal() else 0
+    return None
 
 
 How = Literal["lock", "proc", "none", "unknown"]
@@ -183,12 +175,9 @@ def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
     """
     what = "open"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
+        with closed(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)) as fd:
             what = "ask for the lock of"
             return _look(fd, path, proc)
-        finally:
-            os.close(fd)
     except FileNotFoundError:
         # Whoever had it open when it was removed has it still.
         pid = _opener(proc, path, None)[0]
@@ -271,7 +260,6 @@ def _is_broker(process: Path) -> bool:
 def _file_system(fd: int) -> int:
     # f_type is the first field of struct statfs, which os.statvfs leaves out.
     answer = (ctypes.c_long * 64)()
-    libc = ctypes.CDLL(None, use_errno=True)
     if libc.fstatfs(fd, ctypes.byref(answer)) != 0:
         code = ctypes.get_errno() or errno.EIO
         raise OSError(code, os.strerror(code))

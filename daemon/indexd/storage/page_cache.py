@@ -21,7 +21,7 @@ import threading
 from contextlib import suppress
 
 from indexd.errors import DiskError
-from indexd.storage.disk import DiskFile
+from indexd.storage.disk import DiskFile, libc
 
 _PAGE = mmap.PAGESIZE
 # So much is read before it is given back.
@@ -32,11 +32,10 @@ _ABSENT_PAGES = re.compile(rb"\x00+")
 _RESIDENT_BIT = bytes(value & 1 for value in range(256))
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class ReadPages:
@@ -78,15 +77,15 @@ class ReadPages:
 
 def resident_pages(fd: int, size: int) -> bytes:
     """A byte for each page of a file's first ``size`` bytes, 1 where it is in the page cache; raises OSError."""
-    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if address == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), "mmap")
     try:
         answer = ctypes.create_string_buffer(-(-size // _PAGE))
-        if _libc.mincore(address, size, answer) != 0:
+        if libc.mincore(address, size, answer) != 0:
             raise OSError(ctypes.get_errno(), "mincore")
     finally:
-        _libc.munmap(address, size)
+        libc.munmap(address, size)
     return answer.raw.translate(_RESIDENT_BIT)
 
 
@@ -101,4 +100,4 @@ def take_lowest_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE_MAX)
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
-        _libc.syscall(number, _WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE)
+        libc.syscall(number, _WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE)

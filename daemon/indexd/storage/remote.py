@@ -88,10 +88,6 @@ class RemoteFile(DiskFile):
         super().__init__(path, -1, disk)
         self._file, self._stamp = file, stamp
 
-    def size(self) -> int:
-        """Bytes, as of when it was opened."""
-        return self._stamp.size
-
     def stamp(self) -> Stamp:
         """As of when it was opened; there are no inodes: 0."""
         return self._stamp
@@ -139,12 +135,6 @@ class RemoteDisk(Disk):
         stamp = self.stamp(path)
         with named("open", path):
             return RemoteFile(path, system.open_input_file(place), stamp, self)
-
-    def exists(self, path: Path) -> bool:
-        """Whether anything has that name: a file, a directory, the beginning of an object's name."""
-        if not isinstance(path, RemotePath):
-            return super().exists(path)
-        return bool(_info("stat", path).type)
 
     def stamp(self, path: Path) -> Stamp:
         """The stamp of the file that has that name; its inode is 0."""

@@ -1,0 +1,549 @@
+"""rebuild, verify, export, stats, doctor and kafka: what reads a whole log or directory, here or on Spark.
+
+What needs Spark or the compiler is imported when it is called: they are optional, or take a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexd import __version__
+from indexd.cli.output import (
+    EXIT_FINDINGS,
+    Parser,
+    add_command,
+    count64,
+    print_findings,
+    print_json,
+    print_line,
+    progress_bar,
+    some_name,
+    typed,
+    values,
+    wants_json,
+)
+from indexd.config import Config, flag_name, parse_millis
+from indexd.config.compiled import prepare_compiler
+from indexd.config.load import check_outside
+from indexd.config.units import parse_count, parse_path, parse_place, printable
+from indexd.errors import UsageError
+from indexd.pages.wording import counted, show_size
+from indexd.query.message import TIME_MAX, TIME_MIN
+from indexd.query.questions import check_times
+from indexd.storage.disk import Disk, OutputDisk
+from indexd.storage.names import building_of
+from indexd.storage.remote import disk_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from indexd.kafka.check import CheckReport
+    from indexd.kafka.rebuild import RebuildReport
+    from indexd.recovery.rebuild import Rebuilt
+    from indexd.spark.export import ExportRequest
+    from indexd.spark.session import SparkOptions
+
+_PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "numba")
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the commands."""
+    parents = [common]
+    text = "check every output in a data directory, changing nothing"
+    parser = add_command(commands, "verify", parents, text, function=verify)
+    parser.add_argument("--deep", action="store_true", help="also compare every entry with the log, both ways")
+    text = "build a whole data directory from the commitlog"
+    parser = add_command(commands, "rebuild", parents, text, function=rebuild)
+    parser.add_argument("--out", required=True, metavar="DIR", help="where to: an empty directory or none")
+    parser.add_argument("--only", choices=["index"], help="build this output alone")
+    _add_kafka(commands)
+    text = "say what Spark would run with: which Java, Python and packages, and what is missing"
+    add_command(commands, "doctor", parents, text, function=doctor)
+    _add_export(commands, common)
+    text = "count what is in the log: topics, keys, sizes, clock"
+    parser = add_command(commands, "stats", parents, text, function=stats)
+    parser.add_argument(
+        "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
+    )
+    _add_times(parser)
+    parser.add_argument(
+        "--top", type=typed(parse_count, 1, 1000), default=20, metavar="N", help="how many of each list (default: 20)"
+    )
+    parser.add_argument(
+        "--silence",
+        type=typed(parse_millis, 1),
+        default=60_000,
+        metavar="TIME",
+        help="so long without a message is one (default: 60s)",
+    )
+    parser.add_argument("--quick", action="store_true", help="changes nothing: the log is always read once")
+    parser.add_argument(
+        "--report", type=typed(parse_path), metavar="FILE.html", help="also write a page with plots, for a browser"
+    )
+
+
+def _add_times(parser: Parser) -> None:
+    parser.add_argument("-b", "--begin", type=count64, metavar="MS", help="first store time (default: none)")
+    parser.add_argument("-e", "--end", type=count64, metavar="MS", help="last store time (default: none)")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(some_name(word.strip()) for word in text.split(","))
+
+
+def _add_export(commands: Any, common: Parser) -> None:
+    parser = add_command(commands, "export", [common], "write messages as Parquet files, on Spark", function=export)
+    parser.add_argument(
+        "--to",
+        type=typed(parse_place),
+        required=True,
+        metavar="DIR",
+        help="a directory, or a URI such as s3://bucket/directory",
+    )
+    parser.add_argument("--format", choices=["parquet"], default="parquet", help="what is written (default: parquet)")
+    parser.add_argument("--topics", type=_names, metavar="A,B", help="messages of these topics alone, by comma")
+    parser.add_argument(
+        "--columns", metavar="A,B", help="these columns alone, by comma; * is all (default: all but body)"
+    )
+    parser.add_argument("--body", action="store_true", help="the column body, too")
+    parser.add_argument(
+        "--partition-by",
+        type=_names,
+        default=(),
+        metavar="topic,day",
+        help="directories topic=NAME, day=YYYY-MM-DD (UTC, of the store time)",
+    )
+    _add_times(parser)
+    parser.add_argument(
+        "--compression", choices=("zstd", "snappy", "none"), default="zstd", help="of the files (default: zstd)"
+    )
+    parser.add_argument(
+        "--max-records-per-file",
+        type=count64,
+        default=0,
+        metavar="N",
+        help="messages of a file, at most (default: all that a task has for it)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("error", "overwrite"),
+        default="error",
+        help="when DIR holds an export: stop, or replace it (default: error)",
+    )
+
+
+def uses_spark(config: Config) -> bool:
+    """Whether rebuild or audit is to run on Spark; UsageError for a flag that says where and no word that it is to."""
+    if config.spark.engine == "spark":
+        return True
+    for key in ("master", "remote", "conf"):
+        if config.provenance.get(key) == flag_name(key):
+            raise UsageError(f"{flag_name(key)} is for Spark, and the engine is this process", "add --engine spark")
+    return False
+
+
+def spark_options(config: Config) -> SparkOptions:
+    """Where the configuration's jobs run."""
+    from indexd.spark.session import SparkOptions  # noqa: PLC0415 - no other command loads the package
+
+    keys = config.spark
+    return SparkOptions(keys.master, keys.remote, keys.conf, keys.java_home)
+
+
+def spark_session(config: Config, app: str, memory: str = "1g") -> AbstractContextManager[SparkSession]:
+    """A session, as :func:`indexd.spark.session.open_session` makes it, the kernels' cache being known by then."""
+    prepare_compiler()
+    from indexd.spark.session import open_session  # noqa: PLC0415 - no other command loads the package
+
+    return open_session(spark_options(config), app, memory=memory)
+
+
+def _check_places(config: Config, path: Path | None, flag: str) -> None:
+    # What is wrong with these need not wait for a session.
+    prepare_compiler()
+    from indexd.recovery.open import check_store  # noqa: PLC0415 - loads numba
+
+    check_store(config)
+    if path is not None:
+        check_outside(config, path, flag)
+
+
+# --- doctor
+
+
+def doctor(args: argparse.Namespace, config: Config) -> int:
+    """Look and say; 1 if a job could not be started from here."""
+    report = examine(config)
+    if wants_json(args):
+        print_json(report)
+    else:
+        for name, value in report.items():
+            if name not in ("problems", "usable"):
+                print_line(f"{name:<13} {printable(values(value) if isinstance(value, dict) else str(value))}")
+        for line in report["problems"]:
+            print_line(f"missing: {printable(line)}")
+        print_line("Spark can be used" if report["usable"] else "Spark cannot be used")
+    return 0 if report["usable"] else EXIT_FINDINGS
+
+
+def examine(config: Config) -> dict[str, Any]:
+    """Everything that is said, under its names in --json; ``problems`` are those that keep a job from starting."""
+    prepare_compiler()
+    from indexd.spark.session import (  # noqa: PLC0415 - no other command loads it
+        INSTALL_HINT,
+        JAVA_MIN,
+        choose_java,
+        missing_packages,
+    )
+
+    spark, java = config.spark, dict[str, Any]()
+    conf, worker = dict(spark.conf), "the server's"
+    problems = [
+        f"{name} is not installed: pip install 'rocketmq-indexd[spark]'"
+        for name in missing_packages(spark.remote is not None)
+    ]
+    if spark.remote is None:
+        chosen, passed_over = choose_java(spark.java_home, os.environ)
+        if chosen is None:
+            problems.append(f"there is no Java {JAVA_MIN} or newer: {INSTALL_HINT}")
+        else:
+            java = {"home": str(chosen.home), "version": chosen.version, "from": chosen.source}
+        java["passedOver"] = passed_over
+        is_local = spark.master.startswith("local")
+        worker = sys.executable if is_local else os.environ.get("PYSPARK_PYTHON", "python3 of each executor")
+        worker = conf.get("spark.pyspark.python", worker)
+        keys = ("spark.pyspark.python", "spark.pyspark.driver.python") if is_local else ()
+        wrong = [key for key in keys if key in conf and shutil.which(conf[key]) is None]
+        problems += [f"{key} is {conf[key]}, which is no program that can be started" for key in wrong]
+    cache = Path(os.environ["NUMBA_CACHE_DIR"])
+    return {
+        "indexd": __version__,
+        "runsOn": spark.remote or spark.master,
+        "java": java or None,
+        "python": {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable},
+        "workerPython": worker,
+        "packages": {name: _version(name) for name in _PACKAGES},
+        # Else it is this process's own, for want of another: each one compiles anew, which takes seconds.
+        "compiled": {"directory": str(cache), "writable": not cache.name.startswith("indexd-compiled-")},
+        "problems": problems,
+        "usable": not problems,
+    }
+
+
+def _version(name: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return version(name)
+    return None
+
+
+# --- export
+
+
+def export(args: argparse.Namespace, config: Config) -> int:
+    """Export the store to --to."""
+    _check_places(config, args.to, "--to")
+    with suppress(ImportError):  # which package is missing, the session says
+        request = _export_request(args, config)
+    with spark_session(config, "indexd export", memory="4g") as spark, progress_bar("export") as bar:
+        from indexd.spark.export import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
+
+        found = run(spark, config, request, bar)
+    if wants_json(args):
+        row = {
+            "to": str(args.to),
+            "mode": args.mode,
+            "rows": found.rows,
+            "files": found.files,
+            "bytes": found.bytes,
+            "partitions": found.partitions,
+            "beginOffset": found.begin_offset,
+            "endOffset": found.end_offset,
+            "missingTopics": list(found.missing_topics),
+            "seconds": round(found.seconds, 6),
+        }
+        print_json(row)
+        return 0
+    files = "" if found.files is None else f" in {found.files:,} files of {show_size(found.bytes or 0)}"
+    several = f" in {found.partitions:,} partitions" if found.partitions and found.partitions > 1 else ""
+    rate = found.rows / found.seconds if found.seconds else 0
+    words = f"{found.rows:,} messages{files}{several}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)"
+    print_line(f"{printable(str(args.to))}: {words}")
+    print_line(f"  of log bytes {found.begin_offset} to {found.end_offset}")
+    for topic in found.missing_topics:
+        print_line(f"  no message of the topic {printable(topic)}")
+    return 0
+
+
+def _export_request(args: argparse.Namespace, config: Config) -> ExportRequest:
+    from indexd.spark.export import ExportRequest, check_request  # noqa: PLC0415 - the same
+    from indexd.spark.source.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
+
+    columns = parse_columns(args.columns)
+    if args.body and "body" not in columns:
+        columns += ("body",)
+    request = ExportRequest(
+        to=args.to,
+        mode=args.mode,
+        columns=columns,
+        topics=None if args.topics is None else frozenset(args.topics),
+        begin=args.begin,
+        end=args.end,
+        compression=args.compression,
+        partition_by=args.partition_by,
+        max_records_per_file=args.max_records_per_file,
+        split_size=config.spark.split_size or None,
+    )
+    check_request(request)
+    return request
+
+
+# --- stats
+
+
+def stats(args: argparse.Namespace, config: Config) -> int:
+    """Count, and show what was found."""
+    _check_places(config, args.report, "--report")
+    begin = TIME_MIN if args.begin is None else args.begin
+    end = TIME_MAX if args.end is None else args.end
+    check_times(begin, end)
+    with spark_session(config, "indexd stats") as spark, progress_bar("stats") as bar:
+        from indexd.spark.stats.content import Selection  # noqa: PLC0415 - pyspark is optional
+        from indexd.spark.stats.report import collect  # noqa: PLC0415 - pyspark is optional
+
+        selection = Selection(tuple(args.topic), begin, end, args.silence)
+        report = collect(spark, config, selection, top=args.top, progress=bar)
+    from indexd.spark.stats.show import print_report, write_page  # noqa: PLC0415 - no other command loads them
+
+    if args.report is not None:
+        write_page(report, OutputDisk(), args.report, args.top)
+    if wants_json(args):
+        print_json(report)
+        return 0
+    print_report(report, args.top)
+    if args.report is not None:
+        print_line(f"written: {printable(str(args.report))}")
+    return 0
+
+
+# --- rebuild and verify
+
+
+def rebuild(args: argparse.Namespace, config: Config) -> int:
+    """Build --out from the store."""
+    if args.only is not None:
+        outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
+        config = config.model_copy(update={"outputs": outputs})
+    out, tasks = Path(args.out), None
+    try:
+        if uses_spark(config):
+            result, tasks = _on_spark(config, out)
+        else:
+            result = _here(config, out)
+    except KeyboardInterrupt:
+        building = building_of(out)
+        if not building.exists():
+            raise
+        way = "is left: the next rebuild replaces it, or it can be removed"
+        raise KeyboardInterrupt(f"interrupted; {printable(str(building))} {way}") from None
+    if wants_json(args):
+        more = {"engine": config.spark.engine} | ({} if tasks is None else {"tasks": tasks})
+        print_json(_row(args.out, result) | more)
+    else:
+        _print_rebuilt(args.out, result, tasks)
+    return 0
+
+
+def _here(config: Config, out: Path) -> Rebuilt:
+    prepare_compiler()
+    from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
+    from indexd.service.broker import suspects_limit  # noqa: PLC0415 - the same
+
+    disk = Disk()
+    with progress_bar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
+        return build(config, disk, out, bar, limit)
+
+
+def _on_spark(config: Config, out: Path) -> tuple[Rebuilt, int]:
+    with spark_session(config, "indexd rebuild") as spark:
+        from indexd.service.broker import suspects_limit  # noqa: PLC0415 - loads numba
+        from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
+        from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
+        from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
+
+        disk, tasks = disk_for(config), partial(run_tasks, spark)
+        with progress_bar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
+            return build(config, disk, out, tasks, bar, slots=slots(spark), log_limit=limit)
+
+
+def _row(out: str, result: Rebuilt) -> dict[str, Any]:
+    return {
+        "out": out,
+        "messages": result.messages,
+        "entries": result.entries,
+        "bytes": result.bytes,
+        "seconds": round(result.seconds, 6),
+        "files": result.files,
+        "beginOffset": result.begin_offset,
+        "phyOffset": result.phy_offset,
+        "skippedBytes": result.skipped_bytes,
+        "unprovenBytes": result.unproven_bytes,
+        "leftOutMessages": result.left_out_messages,
+        "unreadableAt": result.unreadable and result.unreadable.offset,
+    }
+
+
+def _print_rebuilt(out: str, result: Rebuilt, tasks: int | None) -> None:
+    rate = result.messages / result.seconds if result.seconds else 0
+    print_line(
+        f"{out}: {result.messages} messages, {result.entries} entries in {result.files} index files, "
+        f"{show_size(result.bytes)} of log in {result.seconds:.2f} s ({rate:,.0f} messages/s)"
+    )
+    for number, text in (
+        (tasks, "tasks on Spark"),
+        (result.skipped_bytes, f"bytes of the log were passed over: see the uncovered ranges in {out}/frontier"),
+        (
+            result.unproven_bytes,
+            "bytes at the end of the log hold messages older than one before them: the clock went back, or they were "
+            "removed, which the broker alone knows",
+        ),
+        (
+            result.left_out_messages,
+            "messages have no place in a ConsumeQueue: their topics have batch queues or are no folder's name, or "
+            "--queues-max was reached",
+        ),
+    ):
+        if number:
+            print_line(f"{number} {text}")
+    end = result.unreadable
+    if end is not None:
+        print_line(f"the log ends at offset {end.offset} in bytes that are no frame: {end.reason}")
+
+
+def verify(args: argparse.Namespace, config: Config) -> int:
+    """Check DATA; 1 if something does not hold."""
+    prepare_compiler()
+    from indexd.verify import verify as check  # noqa: PLC0415 - loads numba
+
+    with progress_bar("verify") as bar:
+        report = check(config, Disk(), deep=args.deep, on_progress=bar)
+    with suppress(BrokenPipeError):  # the exit code stays what it is
+        print_findings(report.findings, json_lines=wants_json(args))
+        if wants_json(args):
+            print_json(report.to_json() | {"data": str(config.store.data)})
+            return EXIT_FINDINGS if len(report.findings) else 0
+        for note in report.notes:
+            print_line(f"not checked: {printable(note)}")
+        words = [f"{report.files} index files", f"{report.entries:,} entries", show_size(report.bytes)]
+        if report.queues:
+            words.append(f"{report.units:,} units of {report.queues:,} queues")
+        if report.segments:
+            words.append(f"sparse indexes of {counted(report.segments, 'segment')}")
+        both = report.compared
+        words.append(
+            "not compared with the log (--deep)"
+            if both is None
+            else f"{both.entries:,} entries compared with {both.messages:,} messages of the log"
+        )
+        found = counted(len(report.findings), "finding")
+        data = printable(str(config.store.data))
+        print_line(f"{data}: {', '.join(words)}, in {report.seconds:.2f} s: {found}")
+    return EXIT_FINDINGS if len(report.findings) else 0
+
+
+# --- kafka
+
+_DIRECTORY = "a partition's directory, or a Kafka log directory with its partitions; no broker may be running on it"
+
+
+def _add_kafka(commands: Any) -> None:
+    # None of the settings is about Kafka's segments.
+    shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared.add_argument("--json", action="store_true", help="one JSON object a line instead of words")
+    shared.add_argument("directory", metavar="DIR", help=_DIRECTORY)
+    text = "check or rebuild the indexes of Kafka's own segments: .index, .timeindex; while no broker runs"
+    inner = add_command(commands, "kafka", [], text).add_subparsers(
+        title="commands", dest="kafka_command", metavar="COMMAND", required=True, parser_class=Parser
+    )
+    text = "hold every .index and .timeindex against its log, changing nothing"
+    parser = add_command(inner, "check", [shared], text, function=check_kafka)
+    parser.add_argument(
+        "--interval", type=int, metavar="BYTES", help="also say which files differ from a rebuild with this interval"
+    )
+    text = "make every .index and .timeindex anew, as Kafka's recovery makes them; never changes a log"
+    parser = add_command(inner, "rebuild", [shared], text, function=rebuild_kafka)
+    parser.add_argument("--out", metavar="DIR2", help="write the files there and leave DIR as it is")
+    parser.add_argument(
+        "--interval", type=int, default=4096, metavar="BYTES", help="the topic's index.interval.bytes (default: 4096)"
+    )
+    parser.add_argument(
+        "--max-index-size",
+        type=int,
+        default=10485760,
+        metavar="BYTES",
+        help="the topic's segment.index.bytes, which no index may exceed (default: 10485760)",
+    )
+
+
+def check_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
+    """Check DIR; 1 if something does not hold."""
+    prepare_compiler()
+    from indexd.kafka.check import check  # noqa: PLC0415 - loads numba
+
+    with progress_bar("kafka check") as bar:
+        report = check(Path(args.directory), Disk(), interval=args.interval, on_progress=bar)
+    what = f"{counted(report.batches, 'batch')}, {counted(report.entries, 'index entry')}"
+    return _say(args, "finding", report, report.segments, what)
+
+
+def rebuild_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
+    """Rebuild DIR's indexes; 1 if a segment was refused, or its log cannot be read to the end."""
+    prepare_compiler()
+    from indexd.kafka.rebuild import rebuild as rebuild_directory  # noqa: PLC0415 - loads numba
+
+    with progress_bar("kafka rebuild") as bar:
+        report = rebuild_directory(
+            Path(args.directory),
+            OutputDisk(),
+            out=None if args.out is None else Path(args.out),
+            interval=args.interval,
+            max_index_size=args.max_index_size,
+            on_progress=bar,
+        )
+    place = "in place" if args.out is None else f"in {printable(args.out)}"
+    what = f"{report.to_json()['changed']} of them written {place}"
+    rows = [{"kind": "segment"} | segment.to_json() for segment in report.segments]
+    return _say(args, "problem", report, len(rows), what, rows)
+
+
+def _say(
+    args: argparse.Namespace,
+    kind: str,
+    report: CheckReport | RebuildReport,
+    segments: int,
+    what: str,
+    rows: Sequence[dict[str, Any]] = (),
+) -> int:
+    # The findings and the notes, then for programs a row a segment, then the summary.
+    print_findings(report.findings, json_lines=wants_json(args), kind=kind)
+    notes = [{"kind": "note", "file": note.file, "what": note.what, "text": note.text} for note in report.notes]
+    if wants_json(args):
+        given = {name: getattr(args, name) for name in ("directory", "out") if name in args}
+        for row in (*notes, *rows, report.to_json() | given):
+            print_json(row)
+    else:
+        for note in notes:
+            print_line(f"note: {printable(note['file'])}: {printable(note['text'])}")
+        words = f"{counted(report.partitions, 'partition')}, {counted(segments, 'segment')}, {what}"
+        size, found = show_size(report.to_json()["bytes"]), counted(len(report.findings), kind)
+        print_line(f"{printable(args.directory)}: {words}, {size} in {report.seconds:.2f} s: {found}")
+    return EXIT_FINDINGS if len(report.findings) else 0
