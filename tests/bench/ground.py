@@ -1,20 +1,21 @@
-"""Ground: the work directory, the store that the parts share, and the environment of everything that is started."""
+"""What the parts share: the report, the store, indexd as an operator runs it, and what the kernel says about it."""
 
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+from support import daemon
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.rocketmq import arguments, figures_of, run, why_missing
 
@@ -25,85 +26,51 @@ class BenchError(Exception):
     """Something could not be measured; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One target; ``measured`` and ``held`` are None where there is no number."""
-
-    part: str
-    target: str
-    measured: str | None
-    held: bool | None
-
-
 class Report:
     """Prints each part as soon as it is measured. ``hidden`` maps texts that must not be printed to what stands in."""
 
     def __init__(self, *, as_json: bool, hidden: dict[str, str]) -> None:
-        self._as_json = as_json
-        self._hidden = hidden
-        self._verdicts: list[Verdict] = []
-        self._failures = 0
+        self._as_json, self._hidden = as_json, hidden
+        self._verdicts: list[Row] = []
+        self._has_failed = False
 
-    def note(self, text: str) -> None:
-        """A line of its own between the tables; an object with ``note`` in JSON."""
+    def note(self, part: str, text: str, word: str = "note") -> None:
+        """A line of its own between the tables; an object in JSON."""
+        for secret, shown in self._hidden.items():
+            text = text.replace(secret, shown)
         if self._as_json:
-            self._json({"measurement": "note", "note": self._clean(text)})
+            print(json.dumps({"measurement": part, word: text}), flush=True)
         else:
-            print(self._clean(text), flush=True)
-
-    def part(self, name: str, title: str, rows: Sequence[Row], data: dict[str, Any]) -> None:
-        """One part: ``rows`` (the first is the head) for people, ``data`` for machines."""
-        if self._as_json:
-            self._json({"measurement": name, **data})
-        else:
-            print(f"\n{name}: {title}", flush=True)
-            print_table(rows)
-
-    def verdict(self, part: str, target: str, measured: str | None, held: bool | None) -> None:
-        """Remember for the end."""
-        self._verdicts.append(Verdict(part, target, measured, held))
-        self._failures += held is None
+            print(f"\n{part}: {text}", flush=True)
 
     def failure(self, part: str, reason: str) -> None:
         """A part, or a piece of it, that gave no number."""
-        self._failures += 1
-        reason = self._clean(reason)
+        self._has_failed = True
+        self.note(part, f"not measured: {reason}", "failed")
+
+    def part(self, name: str, title: str, rows: Sequence[Row]) -> None:
+        """One part: ``rows``, of which the first is the head."""
         if self._as_json:
-            self._json({"measurement": part, "failed": reason})
-        else:
-            print(f"\n{part}: not measured: {reason}", flush=True)
+            print(json.dumps({"measurement": name, "title": title, "rows": rows}, ensure_ascii=False), flush=True)
+            return
+        print(f"\n{name}: {title}", flush=True)
+        columns = list(zip(*rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        # Words and the first column stand to the left.
+        right = [number > 0 and any(text[:1].isdigit() for text in column) for number, column in enumerate(columns)]
+        for row in rows:
+            cells = zip(row, widths, right, strict=True)
+            words = (text.rjust(width) if is_right else text.ljust(width) for text, width, is_right in cells)
+            print("  " + "  ".join(words).rstrip(), flush=True)
+
+    def verdict(self, part: str, target: str, measured: str, held: bool) -> None:
+        """One target; remembered for the end."""
+        self._verdicts.append((part, target, measured, "yes" if held else "NO"))
 
     def end(self) -> int:
         """Print the verdicts; the exit status: 1 if a number is missing."""
-        if self._as_json:
-            self._json({"measurement": "verdict", "targets": [asdict(verdict) for verdict in self._verdicts]})
-        elif self._verdicts:
-            print("\nverdict")
-            words = {True: "yes", False: "NO", None: "not measured"}
-            rows = [(v.part, v.target, v.measured or "-", words[v.held]) for v in self._verdicts]
-            print_table([("part", "target", "measured", "held"), *rows])
-        return 1 if self._failures else 0
-
-    def _json(self, row: dict[str, Any]) -> None:
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-
-    def _clean(self, text: str) -> str:
-        for secret, word in self._hidden.items():
-            text = text.replace(secret, word)
-        return text
-
-
-def print_table(rows: Sequence[Row]) -> None:
-    """Columns side by side: those with a figure in them to the right, words and the first to the left."""
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [number > 0 and any(text[:1].isdigit() for text in column) for number, column in enumerate(columns)]
-    for row in rows:
-        cells = [
-            text.rjust(width) if is_right else text.ljust(width)
-            for text, width, is_right in zip(row, widths, right, strict=True)
-        ]
-        print("  " + "  ".join(cells).rstrip(), flush=True)
+        self.part("verdict", "", [("part", "target", "measured", "held"), *self._verdicts])
+        return int(self._has_failed)
 
 
 def per_second(rate: float) -> str:
@@ -118,15 +85,7 @@ def megabytes(size: float) -> str:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value that ``percent`` of the values do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(len(ordered) * percent / 100) - 1))]
-
-
-def median(values: Sequence[float]) -> float:
-    """The median; BenchError when there is nothing to take it of."""
-    if not values:
-        raise BenchError("no run gave a number")
-    return statistics.median(values)
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 SEGMENT_SIZE = 1 << 30
@@ -136,72 +95,161 @@ BODY_SIZE = 100
 ENTRIES_PER_MESSAGE = 4
 # RocketMQ's own defaults; the programs take small ones unless told otherwise.
 DEFAULT_SIZES = {"segment": SEGMENT_SIZE, "slots": SLOTS, "entries": ENTRIES, "queuefile": QUEUE_FILE_SIZE}
-# What a message takes in the log, with room to spare, to see beforehand whether the disk will do.
-BYTES_PER_MESSAGE = 450
-_BLOCK = 4 << 20
-_KILL_SECONDS = 60
-_UNIQUE_PREFIX = "7F00000100002A13"
+#: Options that leave out every output but the key index, which is all that RocketMQ's IndexService builds.
+INDEX_ALONE = ("--consume-queue", "false", "--sparse", "false")
+#: What support.daemon sets for tests, as it is by default.
+_DEFAULTS = {"INDEXD_DRAIN_INTERVAL": "3", "INDEXD_FLUSH_INTERVAL": "30", "INDEXD_UNCLEAN_STARTS_MAX": "5"}
+SECONDS = 600
+# 16 MiB of log: a reader that catches up calls kernels that one at the end does not.
+_WARM_MESSAGES, _WARM_BODY_SIZE = 4000, 4096
+_COMPILE_QUERIES = "from indexd.serve.remoting.key_queries import load_key_queries; load_key_queries()"
 
 
 class Ground:
     """Everything that a part needs to know; ``work`` is ours alone and removed at the end."""
 
     def __init__(self, work: Path, messages: int, seconds: int) -> None:
-        self.work = work
-        self.messages = messages
-        self.seconds = seconds
+        self.work, self.messages, self.seconds = work, messages, seconds
         self.jvm_home = work / "jvm"
         self.java_missing = why_missing()
         # An empty one, so that neither the machine's nor the user's configuration is measured.
         self.config_file = work / "indexd.toml"
         self.config_file.touch()
-        self._store: Path | None = None
-        self._processes: list[subprocess.Popen[Any]] = []
-
-    def __repr__(self) -> str:
-        return f"Ground({self.work}, messages={self.messages}, java_missing={self.java_missing!r})"
 
     @property
     def made_by(self) -> str:
         """Who wrote the store."""
         return "the built-in writer" if self.java_missing else "RocketMQ's store"
 
-    def environment(self) -> dict[str, str]:
-        """Without whatever would configure indexd or its compiler; the compiler's cache is the user's own."""
-        return {
-            name: value
-            for name, value in os.environ.items()
-            if name in ("NUMBA_CACHE_DIR", "INDEXD_TEST_CACHE") or not name.startswith(("INDEXD_", "NUMBA_", "PYTHON"))
-        }
-
-    def note_process(self, process: subprocess.Popen[Any]) -> None:
-        """One that was started here; whoever started it ends it, but a signal may come between."""
-        self._processes.append(process)
-
-    def end_processes(self) -> None:
-        """Kill those that still run, so that nobody writes into what is removed next."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait(_KILL_SECONDS)
-
     def store(self) -> Path:
         """The store of ``messages`` plain messages, made at the first call."""
-        if self._store is None:
-            path = self.work / "store"
-            progress(f"writing {self.messages:,} messages with {self.made_by}")
-            if self.java_missing:
-                write_store(path, self.messages)
-            else:
-                words = arguments(
-                    store=path, count=self.messages, body=BODY_SIZE, set_messageIndexEnable=False, **DEFAULT_SIZES
-                )
-                seconds = 300 + self.messages / 5000
-                said = run("Store", "write", *words, home=self.jvm_home, timeout=seconds)
-                written = figures_of(said.splitlines()[-1])
-                progress(f"written in {written['seconds']:.1f} s")
-            self._store = path
-        return self._store
+        path = self.work / "store"
+        if path.exists():
+            return path
+        progress(f"writing {self.messages:,} messages with {self.made_by}")
+        if self.java_missing:
+            write_store(path, self.messages)
+        else:
+            words = arguments(
+                store=path, count=self.messages, body=BODY_SIZE, set_messageIndexEnable=False, **DEFAULT_SIZES
+            )
+            run("Store", "write", *words, home=self.jvm_home, timeout=300 + self.messages / 5000)
+        return path
+
+    def call(self, name: str, *words: str, store: Path | None = None, timeout: float = SECONDS) -> tuple[str, float]:
+        """Run to the end; standard output, and the wall time of the process. BenchError unless it ends with 0."""
+        given = () if store is None else ("--config", str(self.config_file), "--store", str(store))
+        began = time.perf_counter()
+        done = subprocess.run(
+            [daemon.COMMAND, name, *given, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            env=daemon.environment(),
+        )
+        seconds = time.perf_counter() - began
+        if done.returncode != 0:
+            raise BenchError(f"indexd {name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        return done.stdout, seconds
+
+    def figures(self, name: str, *words: str, store: Path) -> dict[str, Any]:
+        """What a command says last with --json, with ``wallSeconds`` as seen from outside."""
+        said, seconds = self.call(name, *words, "--json", store=store)
+        found: dict[str, Any] = json.loads(said.splitlines()[-1])
+        return found | {"wallSeconds": seconds}
+
+    def reindex(self, store: Path, reference: Path, rounds: int) -> list[dict[str, Any]]:
+        """RocketMQ's IndexService in one JVM; the figures of each round."""
+        warm_log(store)
+        words = arguments(store=store, index=reference, rounds=rounds, **DEFAULT_SIZES)
+        said = run("Store", "reindex", *words, home=self.jvm_home, timeout=300 + self.messages * rounds / 10_000)
+        os.sync()
+        return [figures_of(line) for line in said.splitlines()]
+
+    @contextmanager
+    def kernels_compiled(self) -> Iterator[None]:
+        """Every kernel is in the compiler's cache, and stays as it is: BenchError if the block made it work."""
+        # A small store through a rebuild, the daemon and a forced recovery calls all but that of queries.
+        store, out = self.work / "small", self.work / "small.out"
+        if not out.exists():
+            write_store(store, _WARM_MESSAGES, _WARM_BODY_SIZE)
+            self.call("rebuild", "--out", str(out), store=store)
+            with Daemon(self, store, self.work / "small.data") as warm:
+                warm.wait_messages(_WARM_MESSAGES)
+            self.call("--recover", "--data", str(warm.data), store=store)
+            subprocess.run([sys.executable, "-c", _COMPILE_QUERIES], timeout=SECONDS, check=True)
+        before = _compiled()
+        yield
+        if _compiled() != before:
+            raise BenchError("kernels were compiled meanwhile: the numbers mean nothing; is their source being edited?")
+
+
+def _compiled() -> set[tuple[str, int]]:
+    place = Path(os.environ["NUMBA_CACHE_DIR"])
+    return {(str(path), path.stat().st_mtime_ns) for path in place.rglob("*.nbc")}
+
+
+class Usage(NamedTuple):
+    """A process at one moment: CPU seconds so far, resident bytes, and those of them that are no file's."""
+
+    cpu_seconds: float
+    rss: int
+    anonymous: int
+
+
+class Daemon(daemon.Daemon):
+    """``indexd run`` in a ``with`` block as an operator runs it: asked to stop at its end; ``flags`` are more options.
+
+    ``began`` is when it was executed, on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, ground: Ground, store: Path, data: Path, *flags: str) -> None:
+        words = ["--config", str(ground.config_file), "--log-format", "json", "--http", "127.0.0.1:0"]
+        # Behind a program, so that it is a process of its own and no fork of one that has all loaded.
+        super().__init__(store, data, *words, *flags, env=_DEFAULTS, tracer=["env"])
+        self.began = 0.0
+
+    def __enter__(self) -> Self:
+        daemon.compile_kernels()
+        self.began = time.perf_counter()
+        return super().__enter__()
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        code = self.ended_within(0)
+        if kind is None and code is None:
+            code = self.terminate(timeout=SECONDS)
+        self.kill()
+        if kind is None and code not in (0, -9):  # whoever has killed it wanted that
+            raise BenchError(f"indexd run ended with {code}, see {self.log}")
+
+    def age(self) -> float:
+        """Seconds since its execution."""
+        return time.perf_counter() - self.began
+
+    def wait_offset(self, phy_offset: int) -> float:
+        """Until everything before ``phy_offset`` is built; the seconds from its execution to then."""
+        self.wait_state(lambda row: bool(row.get("phyOffset", -1) >= phy_offset), SECONDS)
+        return self.age()
+
+    def wait_messages(self, messages: int) -> None:
+        """Until that many are built and it has seen the log's end."""
+        self.wait_state(lambda row: bool(row.get("messages", -1) >= messages and row["caughtUp"]), SECONDS)
+
+    def usage(self) -> Usage:
+        """From /proc; raises OSError when the process is gone."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
+        rss, anonymous = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon"))
+        return Usage((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), rss, anonymous)
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether the index files of two directories are the same, byte for byte; their names tell the time and differ."""
+    left, right = (sorted(path for path in place.iterdir() if path.name.isdecimal()) for place in (one, other))
+    pairs = zip(left, right, strict=False)
+    return len(left) == len(right) > 0 and all(filecmp.cmp(a, b, shallow=False) for a, b in pairs)
 
 
 def write_store(
@@ -216,24 +264,23 @@ def write_store(
             begin = choice.randrange(len(noise) - body_size)
             properties = {
                 "KEYS": f"order-{i} user-{choice.randrange(1_000_000)}",
-                "UNIQ_KEY": f"{_UNIQUE_PREFIX}{1 << 40 ^ i:016X}",
+                "UNIQ_KEY": f"7F00000100002A13{1 << 40 ^ i:016X}",
                 "TAGS": "TagA",
             }
-            writer.append(
-                FrameSpec(
-                    topic=choice.choice(("TopicTest", "OrderPaid")),
-                    body=noise[begin : begin + body_size],
-                    properties=properties,
-                    queue_id=choice.randrange(queues // 2),
-                    born_timestamp=now,
-                    store_timestamp=now + i // 200,
-                )
+            spec = FrameSpec(
+                topic=choice.choice(("TopicTest", "OrderPaid")),
+                body=noise[begin : begin + body_size],
+                properties=properties,
+                queue_id=choice.randrange(queues // 2),
+                born_timestamp=now,
+                store_timestamp=now + i // 200,
             )
+            writer.append(spec)
 
 
 def warm_log(store: Path) -> None:
     """Read the whole log once, so that every run finds it in the page cache; wait until the disk has nothing to do."""
-    block = bytearray(_BLOCK)
+    block = bytearray(4 << 20)
     for path in sorted((store / "commitlog").iterdir()):
         with path.open("rb", buffering=0) as file:
             while file.readinto(block):
@@ -243,5 +290,4 @@ def warm_log(store: Path) -> None:
 
 def progress(text: str) -> None:
     """A line on standard error; standard output is for results."""
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()
+    print(f"bench: {text}", file=sys.stderr, flush=True)

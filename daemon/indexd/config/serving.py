@@ -5,6 +5,7 @@ Annotations here are read when the module runs, to build the validators: no post
 
 import ipaddress
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -27,23 +28,25 @@ from indexd.config.units import (
 
 OFF = "off"
 HTTP_DEFAULT = "127.0.0.1:9577"
-_PORT_MAX = 65_535
-_NOT_ADDRESS = "is not HOST:PORT: write 127.0.0.1:{port}, [::1]:{port}, or port 0 for any"
-_HTTP_PORT = HTTP_DEFAULT.rpartition(":")[2]
 _NOT_PEER = "is not HOST:PORT: write 10.0.0.1:10911 or [::1]:10911"
 _NOT_ORIGINS = "is not a list of origins: write https://host or http://host:port, several with , between"
 # What getaddrinfo is given, which throws at longer or empty labels; names in other scripts in their form with xn--.
 _NAME = r"(?=.{1,253}(?::|\Z))(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
 _IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]{1,63})?"
-_ADDRESS = re.compile(rf"(?:\[{_IPV6}\]|{_NAME}):(0|[1-9][0-9]{{0,4}})", re.ASCII)
+# 1 to 65535.
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+_PEER = rf"(?:\[{_IPV6}\]|{_NAME}):(?:{_PORT})"
 
 
-def parse_address(value: object, port: str = _HTTP_PORT) -> str:
-    """``HOST:PORT`` as it is written, an IPv6 host in brackets; port 0 is any free one. ``port``: of the example."""
-    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if match is None or int(match[1]) > _PORT_MAX:
-        raise ValueError(_NOT_ADDRESS.format(port=port))
-    return match[0]
+def listens(port: int) -> Callable[[object], str]:
+    """A parser of where something listens, or off: ``HOST:PORT``, an IPv6 host in brackets, port 0 for any free one.
+
+    ``port`` is that of the example in its complaint.
+    """
+    return matching(
+        rf"{OFF}|(?:\[{_IPV6}\]|{_NAME}):(?:0|{_PORT})",
+        f"is not HOST:PORT: write 127.0.0.1:{port}, [::1]:{port}, or port 0 for any; or {OFF}",
+    )
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -52,27 +55,13 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+#: Where something is that is called.
+parse_peer = matching(_PEER, _NOT_PEER)
+
+
 def is_peer(text: str) -> bool:
     """Whether something can be reached there: an address, and a port that is one."""
-    match = _ADDRESS.fullmatch(text)
-    return match is not None and 0 < int(match[1]) <= _PORT_MAX
-
-
-def parse_listen(value: object, port: str = _HTTP_PORT) -> str:
-    """Where something listens, or off."""
-    if value == OFF:
-        return OFF
-    try:
-        return parse_address(value, port)
-    except ValueError as error:
-        raise ValueError(f"{error}; or {OFF}") from None
-
-
-def parse_peer(value: object, complaint: str = _NOT_PEER) -> str:
-    """Where something is that is called."""
-    if not isinstance(value, str) or not is_peer(value):
-        raise ValueError(complaint)
-    return value
+    return re.fullmatch(_PEER, text, re.ASCII) is not None
 
 
 _parse_host = matching(rf"{_NAME}|{_IPV6}", "is no host: write a name or an address, without a port")
@@ -85,7 +74,7 @@ _parse_prefix = matching(
 )
 
 
-Listen = Annotated[str, BeforeValidator(parse_listen), Kind("HOST:PORT|off", str)]
+Listen = Annotated[str, BeforeValidator(listens(9577)), Kind("HOST:PORT|off", str)]
 OptionalAddress = Annotated[Annotated[str, BeforeValidator(parse_peer)] | None, Kind("host:port", lambda _: "not set")]
 OptionalHost = Annotated[Annotated[str, BeforeValidator(_parse_host)] | None, Kind("host", lambda _: "not set")]
 OptionalText = Annotated[Annotated[str, BeforeValidator(_parse_text)] | None, Kind("text", lambda _: "not set")]
@@ -188,19 +177,10 @@ class LimitsConfig(Stage):
     )
 
 
-_EXAMPLE_PORT = "10976"
 RemotingMode = Literal["rocketmq", "exact"]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _NOT_PEERS = "is not HOST:PORT: write 10.0.0.1:9876, several with ; between"
-_NOT_REACHED = "is where a server listens, not where clients reach it: write its own address, such as 10.0.0.7:10976"
 _NOT_NETWORKS = "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, several with , between"
-
-
-def _parse_peers(value: object) -> tuple[str, ...]:
-    # As RocketMQ's own namesrvAddr: several with ; between; a comma does as well, for it is in no address.
-    text = value.replace(",", ";") if isinstance(value, str) else value
-    peers = listed(lambda part: parse_peer(part, _NOT_PEERS), _NOT_PEERS, ";")(text)
-    return tuple(dict.fromkeys(peers))
 
 
 def _parse_network(value: object) -> Network:
@@ -213,12 +193,17 @@ def _parse_network(value: object) -> Network:
 def _parse_advertise(value: object) -> str:
     address = parse_peer(value)
     if split_address(address)[0] in ("0", "0.0.0.0", "::", "::ffff:0.0.0.0"):
-        raise ValueError(_NOT_REACHED)
+        raise ValueError(
+            "is where a server listens, not where clients reach it: write its own address, such as 10.0.0.7:10976"
+        )
     return address
 
 
+# As RocketMQ's own namesrvAddr: several with ; between; a comma does as well, for it is in no address.
 Peers = Annotated[
-    tuple[str, ...], BeforeValidator(_parse_peers), Kind("host:port;...", lambda value: ";".join(value) or "not set")
+    tuple[str, ...],
+    BeforeValidator(listed(matching(_PEER, _NOT_PEERS), _NOT_PEERS, ";,")),
+    Kind("host:port;...", lambda value: ";".join(value) or "not set"),
 ]
 Networks = Annotated[
     tuple[Network, ...],
@@ -230,9 +215,9 @@ Networks = Annotated[
 class RemotingConfig(Stage):
     """RocketMQ's own protocol: one port that is name server and broker in one for queries."""
 
-    remoting: Annotated[
-        str, BeforeValidator(lambda value: parse_listen(value, _EXAMPLE_PORT)), Kind("HOST:PORT|off", str)
-    ] = Field(default=OFF, description="Where mqadmin and RocketMQ's clients are answered; HOST:PORT, or off")
+    remoting: Annotated[str, BeforeValidator(listens(10976)), Kind("HOST:PORT|off", str)] = Field(
+        default=OFF, description="Where mqadmin and RocketMQ's clients are answered; HOST:PORT, or off"
+    )
     remoting_mode: Annotated[RemotingMode, BeforeValidator(parse_choice)] = Field(
         default="rocketmq", description="Answers to key queries: as the broker would give them, or exact; a word"
     )

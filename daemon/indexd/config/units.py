@@ -37,58 +37,52 @@ _JAVA_INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _LONGEST_NUMBER = 40  # characters; no value of a configuration needs more, and int() of a long text is quadratic
 _LARGEST = 2**64  # a TOML integer has no bound; past this only the message about it matters
 
-_NOT_SIZE = "is not a size: write a whole number of bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB"
-_NOT_MILLIS = "is not a duration: write a whole number of milliseconds, or a number with ms, s, m, h or d"
-_NOT_SECONDS = "is not a duration: write a number of seconds, or a number with ms, s, m, h or d"
-_NOT_COUNT = "is not a whole number"
-_NOT_RATIO = "is not a ratio: write 0.7 or 70%"
 
-
-def _number(value: object, units: Mapping[str, float | Fraction], complaint: str, *kinds: type) -> Fraction:
+def _number(value: object, units: Mapping[str, int] | Mapping[str, Fraction], complaint: str, *kinds: type) -> Fraction:
     """``value``, if it is one of ``kinds``, or the number of a text times the factor of its unit; never NaN."""
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value.strip()) if len(value) <= _LONGEST_NUMBER else None
         factor = units.get(match[2].lower()) if match is not None else None
         if match is None or factor is None:
             raise ValueError(complaint)
-        return Fraction(match[1].replace("_", "")) * Fraction(factor)
+        return Fraction(match[1].replace("_", "")) * factor
     if not isinstance(value, int | float) or type(value) not in kinds or not abs(value) < _LARGEST:
         raise ValueError(complaint)
     return Fraction(value)
 
 
-def _whole(number: Fraction, complaint: str) -> int:
-    if number.denominator != 1:
-        raise ValueError(complaint)
-    return int(number)
+def _whole(units: Mapping[str, int], complaint: str) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        number = _number(value, units, complaint, int)
+        if number.denominator != 1:
+            raise ValueError(complaint)
+        return int(number)
+
+    return parse
 
 
-def parse_size(value: object) -> int:
-    """Bytes from ``4096`` or ``"1.5GiB"``; a fraction is allowed where it comes to whole bytes."""
-    return _whole(_number(value, SIZE_UNITS, _NOT_SIZE, int), _NOT_SIZE)
+def _real(units: Mapping[str, Fraction], complaint: str) -> Callable[[object], float]:
+    return lambda value: float(_number(value, units, complaint, int, float))
 
 
-def parse_millis(value: object) -> int:
-    """Milliseconds from ``50``, ``"50"``, ``"50ms"`` or ``"1.5s"``; parts of a millisecond are refused."""
-    return _whole(_number(value, {"": 1, **MILLIS_UNITS}, _NOT_MILLIS, int), _NOT_MILLIS)
-
-
-def parse_seconds(value: object) -> float:
-    """Seconds from ``3``, ``0.5``, ``"3"``, ``"500ms"`` or ``"2m"``; never infinite and never NaN."""
-    units = {"": Fraction(1), **{unit: Fraction(millis, 1000) for unit, millis in MILLIS_UNITS.items()}}
-    return float(_number(value, units, _NOT_SECONDS, int, float))
-
-
-def parse_count(value: object) -> int:
-    """A whole number from ``5``, ``"5"`` or ``"5_000_000"``; true, 5.0 and a number with a unit are refused."""
-    if isinstance(value, str) and "." in value:
-        raise ValueError(_NOT_COUNT)
-    return _whole(_number(value, {"": 1}, _NOT_COUNT, int), _NOT_COUNT)
-
-
-def parse_ratio(value: object) -> float:
-    """A part of the whole from ``0.7``, ``"0.7"`` or ``"70%"``."""
-    return float(_number(value, {"": 1, "%": Fraction(1, 100)}, _NOT_RATIO, int, float))
+#: Bytes from ``4096`` or ``"1.5GiB"``; a fraction is allowed where it comes to whole bytes.
+parse_size = _whole(
+    SIZE_UNITS, "is not a size: write a whole number of bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+)
+#: Milliseconds from ``50``, ``"50"``, ``"50ms"`` or ``"1.5s"``; parts of a millisecond are refused.
+parse_millis = _whole(
+    {"": 1, **MILLIS_UNITS},
+    "is not a duration: write a whole number of milliseconds, or a number with ms, s, m, h or d",
+)
+#: Seconds from ``3``, ``0.5``, ``"3"``, ``"500ms"`` or ``"2m"``; never infinite and never NaN.
+parse_seconds = _real(
+    {"": Fraction(1), **{unit: Fraction(millis, 1000) for unit, millis in MILLIS_UNITS.items()}},
+    "is not a duration: write a number of seconds, or a number with ms, s, m, h or d",
+)
+#: A whole number from ``5``, ``"5"`` or ``"5_000_000"``; true and a number with a unit are refused.
+parse_count = _whole({"": 1}, "is not a whole number")
+#: A part of the whole from ``0.7``, ``"0.7"`` or ``"70%"``.
+parse_ratio = _real({"": Fraction(1), "%": Fraction(1, 100)}, "is not a ratio: write 0.7 or 70%")
 
 
 def parse_flag(value: object) -> bool:
@@ -131,13 +125,13 @@ def parse_path(value: object) -> Path:
 
 
 def listed(
-    parse: Callable[[object], T], complaint: str, separator: str = ",", *, passes_empty: bool = True
+    parse: Callable[[object], T], complaint: str, separators: str = ",", *, passes_empty: bool = True
 ) -> Callable[[object], tuple[T, ...]]:
-    """``parse`` for each of a list, or of one text with ``separator`` between them, empty ones passed over or not."""
+    """``parse`` for each of a list, or of one text with a separator between them, empty ones passed over or not."""
 
     def parse_all(value: object) -> tuple[T, ...]:
         if isinstance(value, str):
-            value = [part.strip() for part in value.split(separator) if part.strip() or not passes_empty]
+            value = [part.strip() for part in re.split(f"[{separators}]", value) if part.strip() or not passes_empty]
         if not isinstance(value, list | tuple):
             raise ValueError(complaint)
         return tuple(parse(part) for part in value)
