@@ -12,8 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench import beside, keyed, whole
+from bench.ground import BenchError, Ground, Report, progress
 from indexd import __version__
-from indexd.config.compiled import prepare_compiler
 from indexd.errors import IndexdError
 from support.arguments import more_than_zero
 from support.rocketmq import RocketMQError
@@ -26,10 +27,6 @@ _FREE_BYTES, _FAST_WRITER, _BYTES_PER_MESSAGE = 3 << 30, 500_000, 450
 
 def main() -> int:
     """Run the parts one after the other; 1 when something could not be measured."""
-    prepare_compiler()
-    from bench import beside, keyed, whole  # what they import asks for the compiler's cache
-    from bench.ground import BenchError, Ground, Report, progress
-
     parts = whole.PARTS | beside.PARTS | keyed.PARTS
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure indexd beside RocketMQ's and Kafka's.")
     parser.add_argument("--only", choices=list(parts), metavar="NAME", help=f"one part: {', '.join(parts)}")

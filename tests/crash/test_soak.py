@@ -24,7 +24,7 @@ HANGS_SECONDS = 300
 
 
 def soak(work: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "soak", "--work", str(work), "--json", *flags]
+    command = [sys.executable, "-m", "soak", "--work", str(work), *flags]
     env = os.environ | {"PYTHONPATH": str(TESTS)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 

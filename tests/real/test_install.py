@@ -11,8 +11,8 @@ import pytest
 
 from indexd import __version__
 from support.missing import need
-from support.own_systemd import INSTALL
 
+INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install"
 ETC = Path("etc/systemd/system")
 SYSTEMD = INSTALL.parents[1] / "systemd"
 

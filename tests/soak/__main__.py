@@ -1,66 +1,80 @@
-"""``scripts/soak``: daemon and writer under random faults, verified deeply after each round; see ``--help``."""
+"""``scripts/soak``: daemon and writer under random faults, verified deeply after each round; see ``--help``.
+
+Faults are dealt from a shuffled deck, so that each comes up before any comes again.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
-from indexd.config.compiled import prepare_compiler
 from indexd.errors import IndexdError
-from soak.world import Stop, Tally
+from indexd.query import TIME_MAX
+from soak import writer as log_writer
+from soak.faults import ENDS_WHOLENESS, FAULTS, NEED_SMALL_DISK
+from soak.world import HASH_SLOT_NUM, INDEX_NUM, SIZES, SoakError, Stop, Tally, World
 from support.arguments import more_than_zero
+from support.daemon import assert_same_index, compile_kernels, index_files, indexd, rebuild
+from support.naive import NOT_INDEXED, NaiveIndexFile, NaiveMessage, key_hash, split_keys
+from support.naive_queue import BLANK
+from support.queues import tree
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_SECONDS = 60.0
+_FAULTS_A_ROUND = 6
+# The truth about the log is slow: after so many rounds log and data directory are made anew.
+_ROUNDS_A_WORLD = 3
+_MOST = 10_000_000
+_SECONDS = 180.0
+
+#: (topic, key, index type) -> the physical offsets of its messages.
+_Truth = dict[tuple[str, str, str], list[int]]
 
 
 def main() -> int:
     """Run rounds; 1 when something did not hold."""
     args = _arguments()
-    prepare_compiler()
-    from soak.rounds import WORDS, Rounds  # PLC0415 - numba asks for its cache when it is imported
-
-    stop = Stop()
-    seed = args.seed if args.seed is not None else random.randrange(1 << 32)
+    stop, seed = Stop(), args.seed if args.seed is not None else random.randrange(1 << 32)
     tally = Tally(seed)
     parent = args.work or _PROJECT / "build"
     parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="soak-", dir=parent.resolve()))
     _progress(f"seed {seed}, in {work}")
-    started = time.monotonic()
-    rounds = None
-    ended: str | int | None = 0
+    world = World(work, random.Random(seed), tally, stop)
+    tally.left_out = dict.fromkeys(sorted(NEED_SMALL_DISK), world.disk.why_not) if world.disk.why_not else {}
+    started, ended = time.monotonic(), 0
     try:
-        rounds = Rounds(work, tally, stop, _progress)
-        rounds.compile()
+        compile_kernels()
         started = time.monotonic()
-        rounds.run(started + args.seconds, args.rounds, args.queries)
+        _run(world, started + args.seconds, args.rounds, args.queries)
     except (AssertionError, IndexdError, OSError, subprocess.SubprocessError) as error:
         tally.failure = f"round {tally.figures['rounds'] + 1}: {type(error).__name__}: {error}"
+        ended = 1
     except SystemExit as stopped:  # what was survived until then counts
-        ended = stopped.code
+        ended = int(stopped.code or 0)
     finally:
         stop.ignore()
-        if rounds is not None:
-            rounds.close(keep=tally.failure is not None or args.keep)
+        world.close(keep=tally.failure is not None or args.keep)
         if tally.failure is None and not args.keep:
             shutil.rmtree(work, ignore_errors=True)
-    seconds = time.monotonic() - started
-    print(tally.to_json(seconds) if args.json else tally.to_text(seconds, WORDS), flush=True)
+    print(tally.to_json(time.monotonic() - started), flush=True)
     if tally.failure is not None:
         _progress(f"seed {seed} failed; all files and what happened are in {work}")
-    return 1 if tally.failure is not None else int(ended or 0)
+    return ended
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--seconds", type=more_than_zero(float), default=_SECONDS, metavar="N",
+    parser.add_argument("--seconds", type=more_than_zero(float), default=60.0, metavar="N",
                         help="no round begins after so long (default: 60)")  # fmt: skip
     parser.add_argument(
         "--rounds", type=more_than_zero(int), metavar="N", help="so many rounds at most; two try every fault once"
@@ -71,13 +85,178 @@ def _arguments() -> argparse.Namespace:
                         " compared all")  # fmt: skip
     parser.add_argument("--work", type=Path, metavar="DIR", help="where to make a directory for it (default: build/)")
     parser.add_argument("--keep", action="store_true", help="leave the files, as after a failure")
-    parser.add_argument("--json", action="store_true", help="one object instead of tables")
     return parser.parse_args()
 
 
 def _progress(text: str) -> None:
-    sys.stderr.write(f"soak: {text}\n")
-    sys.stderr.flush()
+    print(f"soak: {text}", file=sys.stderr, flush=True)
+
+
+def _run(world: World, deadline: float, rounds: int | None, queries: int) -> None:
+    # Until the time or the rounds are over.
+    number, deck = 0, list[str]()
+    while time.monotonic() < deadline and (rounds is None or number < rounds):
+        is_first = number % _ROUNDS_A_WORLD == 0
+        if is_first:
+            world.renew(number)
+        else:
+            world.begin_again()
+        dealt = list[str]()
+        while len(dealt) < _FAULTS_A_ROUND:
+            fits = [name for name in deck if not (is_first and name in ENDS_WHOLENESS)]
+            if not fits:
+                fresh = [name for name in FAULTS if name not in world.tally.left_out]
+                deck += world.rand.sample(fresh, len(fresh))
+                continue
+            deck.remove(fits[0])
+            dealt.append(fits[0])
+        number += 1
+        world.note(f"round {number}: {', '.join(dealt)}")
+        for name in dealt:
+            world.sleep(0, 0.5)
+            world.look_after_daemon()
+            world.tally.tried[name] += 1
+            world.note(f"-- {name}")
+            FAULTS[name](world)
+        check(world, queries)
+        world.tally.round_held()
+        _progress(f"round {number} held: {', '.join(dealt)}")
+
+
+def check(world: World, queries: int) -> None:
+    """Catch up, verify and compare; the daemon has stopped cleanly then. SoakError or AssertionError otherwise.
+
+    A query costs a good part of a millisecond, so that at most ``queries`` keys are asked for; the entries in the files
+    are compared all.
+    """
+    end = world.finish_writing()
+    world.look_after_daemon()
+    world.daemon.wait_caught_up(end)
+    world.daemon.wait_durable(end)
+    world.look_after_daemon()
+    messages = log_writer.frames(world.store)
+    if messages[-1].phy_offset + messages[-1].size != end:
+        raise SoakError(f"the log was written to {end} and can be read to {messages[-1].phy_offset}")
+    world.note(f"caught up with {end}, {len(messages)} messages stand in the log")
+    _verify(world, "while the daemon runs")
+    _query(world, messages, queries)
+    world.terminate()
+    _verify(world, "after a clean stop")
+    _compare_files(world, messages)
+    _compare_queues(world, messages)
+    _compare_with_rebuild(world)
+    left = [str(path) for path in world.data.rglob("*.tmp")] + [
+        name for name in ("abort", "state", "starts") if (world.data / name).exists()
+    ]
+    if left:
+        raise SoakError(f"a clean stop left {left}")
+
+
+def _verify(world: World, when: str) -> None:
+    done = indexd("verify", "--deep", "--json", "--store", world.store, "--data", world.data, *SIZES, timeout=_SECONDS)
+    if done.returncode:
+        raise SoakError(
+            f"verify --deep {when} ended with {done.returncode}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if summary["leftOutEntries"] or not summary["comparedEntries"]:
+        raise SoakError(f"verify --deep {when} did not look at everything: {summary}")
+    world.tally.add("verifications")
+
+
+def _texts(message: NaiveMessage) -> list[tuple[str, str]]:
+    """Index type and key of each entry that a message has to have, in any order."""
+    if message.sys_flag & 0xC in NOT_INDEXED["5.4"]:
+        return []
+    found = [("K", piece) for piece in split_keys(message.keys)]
+    found += [("U", message.uniq_key)] if message.uniq_key is not None else []
+    return [*found, ("T", message.tags)] if message.tags else found
+
+
+def _query(world: World, messages: list[NaiveMessage], most: int) -> None:
+    """Keys of all messages, and some that nobody has, by ``query-key``: each message once, and no other."""
+    truth: _Truth = defaultdict(list)
+    for message in messages:
+        for kind, key in set(_texts(message)):
+            truth[message.topic, key, kind].append(message.phy_offset)
+    if len(truth) > most:
+        truth = {asked: truth[asked] for asked in world.rand.sample(list(truth), most)}
+    for number in range(50):
+        truth["OrderPaid", f"absent-{number}", "K"] = []
+    lines = (f"{topic}\t{key}\t{_MOST}\t0\t{TIME_MAX}\t{kind}\n" for topic, key, kind in truth)
+    batch = world.work / "batch"
+    batch.write_text("".join(lines), "utf-8")
+    done = indexd(
+        "query-key", "--json", "--batch", batch, "--store", world.store, "--data", world.data, *SIZES,
+        env={"INDEXD_QUERY_MAX_NUM": str(_MOST)}, timeout=_SECONDS,
+    )  # fmt: skip
+    answers = done.stdout.splitlines()
+    if done.returncode or len(answers) != len(truth):
+        raise SoakError(f"query-key ended with {done.returncode} after {len(answers)} answers: {done.stderr[-4000:]}")
+    lost: Counter[Any] = Counter()
+    invented: Counter[Any] = Counter()
+    for (asked, offsets), line in zip(truth.items(), answers, strict=True):
+        found = json.loads(line)["phyOffsets"]
+        if sorted(found) != offsets:
+            lost.update({(*asked, offset): n for offset, n in (Counter(offsets) - Counter(found)).items()})
+            invented.update({(*asked, offset): n for offset, n in (Counter(found) - Counter(offsets)).items()})
+    world.tally.add("entriesChecked", sum(map(len, truth.values())))
+    _judge(world, lost, invented, "by query")
+
+
+def _compare_files(world: World, messages: list[NaiveMessage]) -> None:
+    """The entries of all files, twins included; those that only point before the log's begin cannot be judged."""
+    begin = int(log_writer.segments(world.store)[0].name)
+    wanted = Counter(
+        (key_hash(f"{message.topic}#{'T#' if kind == 'T' else ''}{key}"), message.phy_offset)
+        for message in messages
+        for kind, key in _texts(message)
+    )
+    found: Counter[tuple[int, int]] = Counter()
+    for path in index_files(world.data):
+        file = NaiveIndexFile.from_bytes(path.read_bytes(), HASH_SLOT_NUM, INDEX_NUM)
+        found.update((entry[0], entry[1]) for entry in file.entries[1:] if entry[1] >= begin)
+    world.tally.add("filedEntriesChecked", wanted.total())
+    _judge(world, wanted - found, found - wanted, "in the files")
+
+
+def _compare_queues(world: World, messages: list[NaiveMessage]) -> None:
+    """Each message that enters a queue has its unit at its queue offset; what has expired cannot be judged."""
+    begin = int(log_writer.segments(world.store)[0].name)
+    wanted = Counter(
+        (message.topic, message.queue_id, message.cq_offset, message.phy_offset, message.size, message.tags_code)
+        for message in messages
+        if message.sys_flag & 0xC in (0x0, 0x8)
+    )
+    found: Counter[Any] = Counter()
+    for name, data in tree(world.data / "consumequeue").items():
+        topic, queue_id, file = name.split("/")
+        for at, unit in enumerate(struct.iter_unpack(">qiq", data), int(file) // 20):
+            if unit[0] >= begin and unit not in (BLANK, (0, 0, 0)):
+                found[topic, int(queue_id), at, *unit] += 1
+    world.tally.add("unitsChecked", wanted.total())
+    _judge(world, wanted - found, found - wanted, "in the queues")
+
+
+def _judge(world: World, lost: Counter[Any], invented: Counter[Any], where: str) -> None:
+    world.tally.add("entriesLost", lost.total())
+    world.tally.add("entriesInvented", invented.total())
+    if lost or invented:
+        raise SoakError(
+            f"{lost.total()} lost and {invented.total()} invented {where}: "
+            f"{sorted(lost)[:5]} and {sorted(invented)[:5]}"
+        )
+
+
+def _compare_with_rebuild(world: World) -> None:
+    if world.has_expired:
+        world.tally.add("rebuildsLeftOut")
+        return
+    whole = Path(world.work, "whole")
+    shutil.rmtree(whole, ignore_errors=True)
+    rebuild(world.store, whole, *SIZES)
+    assert_same_index(world.data, whole)
+    world.tally.add("rebuildsCompared")
 
 
 if __name__ == "__main__":

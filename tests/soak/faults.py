@@ -11,7 +11,8 @@ from pathlib import Path
 
 from indexd.index.format import IndexLayout
 from soak import writer as log_writer
-from soak.world import HASH_SLOT_NUM, INDEX_NUM, SoakError, World
+from soak.world import HASH_SLOT_NUM, INDEX_NUM, World
+from support.daemon import DaemonError
 from support.naive_log import naive_frames
 from support.same_index import index_files
 
@@ -141,20 +142,19 @@ def _overwrite(world: World) -> None:
     world.note(f"{size} bytes of index file {path.name} were overwritten from {position} on")
 
 
-#: Name -> what is said of it and what does it.
-FAULTS: dict[str, tuple[str, Callable[[World], None]]] = {
-    "kill": ("kill -9", _kill),
-    "killInsideRecovery": ("kill -9 while it starts or recovers", _kill_inside_recovery),
-    "pause": ("SIGSTOP for up to 2.5 s", _pause),
-    "terminate": ("SIGTERM and start", _terminate),
-    "cut": ("the log cut at an earlier frame and written on", _cut),
-    "tear": ("the writer killed, half a frame at the end, written over", _tear),
-    "expire": ("the oldest segments deleted", _expire),
-    "fill": ("its disk full for a while", _fill),
-    "killOnFull": ("kill -9 and start while its disk is full", _kill_on_full),
-    "remove": ("an index file removed", _remove),
-    "removeBeside": ("a file of a queue or of a segment removed", _remove_beside),
-    "overwrite": ("bytes of a full index file overwritten", _overwrite),
+FAULTS: dict[str, Callable[[World], None]] = {
+    "kill": _kill,
+    "killInsideRecovery": _kill_inside_recovery,
+    "pause": _pause,
+    "terminate": _terminate,
+    "cut": _cut,
+    "tear": _tear,
+    "expire": _expire,
+    "fill": _fill,
+    "killOnFull": _kill_on_full,
+    "remove": _remove,
+    "removeBeside": _remove_beside,
+    "overwrite": _overwrite,
 }
 NEED_SMALL_DISK = {"fill", "killOnFull"}
 #: After these nothing compares the files with a whole build any more.
@@ -195,11 +195,11 @@ def _full(world: World) -> Iterator[None]:
     world.was_full = True
     world.disk.fill()
     world.note("the disk is full")
-    deadline = time.monotonic() + _FULL_SECONDS
-    while len(_complaints(world)) <= before and not _has_ended(world):
-        if time.monotonic() > deadline:
-            raise SoakError(f"{daemon} does not say that its disk is full")
-        time.sleep(0.02)
+    try:
+        daemon.wait_for(lambda: len(_complaints(world)) > before or None, "a word about its full disk", _FULL_SECONDS)
+    except DaemonError:
+        if daemon.ended_within(0) is None:
+            raise
     yield
     world.disk.free()
     world.note("the disk has room again")
@@ -207,14 +207,6 @@ def _full(world: World) -> Iterator[None]:
 
 def _complaints(world: World) -> list[object]:
     return [row for row in world.daemon.events() if row["event"] in ("degraded", "state_not_written")]
-
-
-def _has_ended(world: World) -> bool:
-    try:
-        world.daemon.wait(0)
-    except AssertionError:
-        return False
-    return True
 
 
 def _wait_index_files(world: World, least: int) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import random
@@ -57,25 +56,7 @@ class Stop:
             raise SystemExit(128 + number)
 
 
-#: Figure -> what it is called; all are said, though they are 0.
-FIGURES = {
-    "rounds": "rounds",
-    "freshStarts": "data directories begun",
-    "verifications": "verifications, deep, without a finding",
-    "entriesChecked": "entries checked by queries for keys of all kinds",
-    "filedEntriesChecked": "entries checked in the files, all of them after each round",
-    "unitsChecked": "units of queues checked in the files, all of them after each round",
-    "entriesLost": "entries and units lost",
-    "entriesInvented": "entries and units invented",
-    "rebuildsCompared": "rebuilds, the same byte for byte",
-    "rebuildsLeftOut": "rebuilds not compared, the log's begin had expired",
-    "starts": "daemon starts",
-    "outOfSpace": "starts and recoveries ended by a full disk",
-    "rssAnonMax": "anonymous memory of the daemon, most",
-    "descriptorsMax": "open descriptors of the daemon, most",
-}
 _GREATEST = {"rssAnonMax", "descriptorsMax"}
-_MIB = 1 << 20
 
 
 @dataclass(slots=True)
@@ -91,7 +72,6 @@ class Tally:
 
     def add(self, name: str, count: int = 1) -> None:
         """Count, or for what has a most, keep the greatest."""
-        assert name in FIGURES
         self.figures[name] = max(self.figures[name], count) if name in _GREATEST else self.figures[name] + count
 
     def round_held(self) -> None:
@@ -101,29 +81,11 @@ class Tally:
 
     def to_json(self, seconds: float) -> str:
         """One object."""
-        row: dict[str, Any] = {"seed": self.seed, "seconds": round(seconds, 1)}
-        row["faults"] = {
-            name: {"tried": self.tried[name], "survived": self.survived[name]} for name in sorted(self.tried)
-        }
-        row["leftOut"] = self.left_out
-        row |= {name: self.figures[name] for name in FIGURES}
+        row: dict[str, Any] = {"seed": self.seed, "seconds": round(seconds, 1), "leftOut": self.left_out}
+        names = sorted(self.tried)
+        row["faults"] = {name: {"tried": self.tried[name], "survived": self.survived[name]} for name in names}
+        row |= {"entriesLost": 0, "entriesInvented": 0, "rebuildsCompared": 0} | self.figures
         return json.dumps(row | {"failure": self.failure})
-
-    def to_text(self, seconds: float, words: dict[str, str]) -> str:
-        """Two tables; ``words`` are those of the faults."""
-        lines = [f"seed {self.seed}, {seconds:.0f} s", f"{'fault':<66}{'tried':>8}{'survived':>10}"]
-        for name, text in words.items():
-            if name in self.left_out:
-                lines.append(f"  {text:<64}  left out: {self.left_out[name]}")
-            else:
-                lines.append(f"  {text:<64}{self.tried[name]:>8,}{self.survived[name]:>10,}")
-        lines.append(f"  {'all':<64}{self.tried.total():>8,}{self.survived.total():>10,}")
-        for name, text in FIGURES.items():
-            count = self.figures[name]
-            shown = f"{count / _MIB:,.0f} MiB" if name == "rssAnonMax" else f"{count:,}"
-            lines.append(f"{text:<66}{shown:>18}")
-        lines.append(f"FAILED: {self.failure}" if self.failure else "everything held")
-        return "\n".join(lines)
 
 
 SIZE = 64 << 20
@@ -165,12 +127,9 @@ class SmallDisk:
         (self.root / _FILLER).unlink(missing_ok=True)
 
     def unmount(self) -> None:
-        """If it is mounted; what was in it is gone."""
-        if not self._is_mounted:
-            return
-        self._is_mounted = False
-        # Whoever still looks into it must not keep it mounted for ever: then it goes with its last user.
-        if subprocess.run(["umount", self.root], capture_output=True, timeout=_SECONDS, check=False).returncode:
+        """If it is mounted; what was in it is gone, at the latest with whoever still looks into it."""
+        if self._is_mounted:
+            self._is_mounted = False
             subprocess.run(["umount", "--lazy", self.root], capture_output=True, timeout=_SECONDS, check=False)
 
     def _mount(self) -> None:
@@ -178,12 +137,9 @@ class SmallDisk:
             self.why_not = "only root can mount a small file system to be filled"
             return
         command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "indexd-soak", str(self.root)]
-        try:
-            # Before the call: a signal may come between the mount and the note of it.
-            self._is_mounted = True
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        except FileNotFoundError:
-            done = subprocess.CompletedProcess(command, errno.ENOENT, "", "there is no mount command")
+        # Before the call: a signal may come between the mount and the note of it.
+        self._is_mounted = True
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
         if done.returncode:
             self._is_mounted = False
             self.why_not = f"no small file system can be mounted: {' '.join(done.stderr.split())}"
@@ -271,6 +227,16 @@ class World:
         if self._writer is not None:
             self._writer.kill()
 
+    def close(self, *, keep: bool) -> None:
+        """Nothing of it runs or is mounted any more; with ``keep`` the data directory is in the work directory."""
+        self.end()
+        kept = self.work / "kept"
+        if keep:
+            with contextlib.suppress(OSError, shutil.Error):
+                shutil.copytree(self.data, kept, ignore=shutil.ignore_patterns(_FILLER))
+            (self.work / "history").write_text("\n".join(self.history) + "\n", "utf-8")
+        self.disk.unmount()
+
     # The daemon.
 
     def start(self) -> None:
@@ -299,9 +265,8 @@ class World:
     def look_after_daemon(self) -> None:
         """What a service manager does: start it again, if it ended by itself as it may on a full disk."""
         self._measure()
-        try:
-            code = self.daemon.wait(0)
-        except AssertionError:
+        code = self.daemon.ended_within(0)
+        if code is None:
             return
         self.note(f"daemon {self.daemon.pid} ended by itself with {code}")
         if not (code == _NO_SPACE and self._may_have_ended(code)):

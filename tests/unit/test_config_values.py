@@ -32,7 +32,7 @@ from indexd.config import (
 from indexd.config import split_address as split
 from indexd.config.model import Flavour
 from indexd.config.serving import listens
-from indexd.config.units import listed, parse_count, parse_flag, parse_path, parse_ratio, shown
+from indexd.config.units import listed, parse_count, parse_path, parse_ratio, shown
 from support.configs import HOME, no_system_file, refused, write
 
 __all__ = ["no_system_file"]
@@ -105,7 +105,6 @@ def test_keys_that_contradict_each_other_are_all_named():
         (parse_seconds, 3, 3.0),
         (parse_seconds, "2m", 120.0),
         (parse_count, "5_000_000", 5_000_000),
-        (parse_flag, "TRUE", True),
         (listed(parse_path, "no"), "/a, /b", (Path("/a"), Path("/b"))),
         (listed(parse_path, "no"), [], ()),
     ],
@@ -115,7 +114,7 @@ def test_units(parse, value, expected):
     assert type(parse(value)) is type(expected)
 
 
-@pytest.mark.parametrize("parse", [parse_size, parse_millis, parse_seconds, parse_count, parse_flag, parse_path])
+@pytest.mark.parametrize("parse", [parse_size, parse_millis, parse_seconds, parse_count, parse_path])
 @pytest.mark.parametrize(
     "value", [None, b"1", [], {}, 1j, float("nan"), float("inf"), "", "\0", "1\0", "٣", "1e9", "--1"]
 )
@@ -287,7 +286,7 @@ def test_values_from_flags_and_environment(key: str, value: str, expected: objec
         ("queue_rows", "4MiB", "is not a whole number"),
         ("index_num", "1", "is not in 2 to"),
         ("index_num", str(2**31), "is not in 2 to"),
-        ("verify_crc", "yes", "is not true or false"),
+        ("verify_crc", "maybe", "is not true or false"),
         ("run_mode", "", "is not one of shadow, offload"),
         ("log_level", "INFO", "is not one of debug"),
         ("message_delay_level", "1s 5x", "is not a list of delay levels"),
@@ -304,7 +303,7 @@ def test_values_from_flags_and_environment(key: str, value: str, expected: objec
         ("mqtt_host", "", "is no host"),
         ("mqtt_host", "a b", "is no host"),
         ("mqtt_port", "0", "is not in 1 to 65535"),
-        ("mqtt_tls", "yes", "is not true or false"),
+        ("mqtt_tls", "maybe", "is not true or false"),
         ("mqtt_username", " ", "is not text of one line"),
         ("mqtt_username", "a\nb", "is not text of one line"),
         ("mqtt_ca_file", "~/ca", "nothing expands ~"),
@@ -337,9 +336,10 @@ def test_values_from_flags_and_environment(key: str, value: str, expected: objec
         ("disk_used_max", "70%%", "is not"),
         ("disk_used_max", "nan", "is not"),
         ("disk_used_max", "1e999", "is not"),
+        ("remoting_allow", "10.0.0.1/8", "is not a list of networks: write 10.0.0.0/8"),
         ("read_rate_max", "2TiB", "is not in 0 to 1TiB"),
         ("memory_max", "-1", "is not in 0 to 1TiB"),
-        ("drop_cache", "1", "is not true or false"),
+        ("drop_cache", "2", "is not true or false"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_its_source(key: str, value: str, expected: str) -> None:

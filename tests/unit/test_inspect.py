@@ -302,14 +302,18 @@ def test_which_units_are_shown(tmp_path: Path, inspect: Inspect) -> None:
     def shown(*argv: object) -> list[int]:
         return [row["unit"] for row in inspect.of_kind("consumeQueueUnit", path, *argv)]
 
-    assert shown() == list(range(100, 120))
-    assert shown("--frames", 0) == list(range(100, 150))
-    assert shown("--frames", 2) == [100, 101]
-    assert shown("--entries", "110:112") == [110, 111]
-    assert shown("--entries", "148:") == [148, 149]
-    assert shown("--entries", "148:152") == [148, 149, 150, 151]
-    assert shown("--entries", ":103") == [100, 101, 102]
-    assert shown("--entries", "0:5") == shown("--entries", "9:3") == []
+    for words, units_shown in (
+        ((), range(100, 120)),
+        (("--frames", 0), range(100, 150)),
+        (("--frames", 2), range(100, 102)),
+        (("--entries", "110:112"), range(110, 112)),
+        (("--entries", "148:"), range(148, 150)),
+        (("--entries", "148:152"), range(148, 152)),
+        (("--entries", ":103"), range(100, 103)),
+        (("--entries", "0:5"), ()),
+        (("--entries", "9:3"), ()),
+    ):
+        assert shown(*words) == list(units_shown), words
     inspect.words(path, "--entries", "5")
     assert (inspect.code, inspect.err.count("\n")) == (2, 1)
 
@@ -344,18 +348,6 @@ def test_a_ragged_end_and_an_empty_file(tmp_path: Path, inspect: Inspect) -> Non
     assert inspect.rows(queue_file(tmp_path, b"", size=0))[0]["units"] == 0
     assert inspect.rows(queue_file(tmp_path, b""))[0]["units"] == 0
     assert inspect.code == 0
-
-
-def test_a_file_with_a_hole_of_a_terabyte(tmp_path: Path, inspect: Inspect) -> None:
-    path = queue_file(tmp_path, units(*GOOD))
-    os.truncate(path, 1 << 40)
-    assert inspect.rows(path)[0]["units"] == 3
-    with path.open("r+b") as file:
-        file.seek(20 << 34)
-        file.write(units((400, 5, 5)))
-    head, *rows = inspect.rows(path)
-    assert (head["units"], len(rows)) == ((1 << 34) + 1, 20)
-    assert head["damage"] == f"{(1 << 34) - 3} units that can be none"
 
 
 def test_every_file_of_a_broker_and_the_folders(tmp_path: Path, inspect: Inspect) -> None:

@@ -163,11 +163,8 @@ def _records(file: DiskFile, size: int, first: int, stop: int, at: int = 0) -> I
 
 
 def _used_records(file: DiskFile, size: int) -> Iterator[tuple[int, bytes]]:
-    # Those that are not all zeros; room that was never written needs no look at the disk.
-    first, count, end = 0, _READ_SIZE // size, file.size() // size
-    while first < end and (first := file.next_data(first * size) // size) < end:
-        yield from (found for found in _records(file, size, first, min(first + count, end)) if any(found[1]))
-        first += count
+    # Those that are not all zeros.
+    return (found for found in _records(file, size, 0, file.size() // size) if any(found[1]))
 
 
 class _Inspector:

@@ -306,6 +306,9 @@ def _complaint(error: Any, given: Mapping[str, Given]) -> UsageError:
         return UsageError(f"{values}: {cause}")
     key = error["loc"][1]
     what = {
+        "ip_v4_network": "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, several with , between",
+        "bool_type": "is not true or false",
+        "bool_parsing": "is not true or false",
         "literal_error": f"is not one of {KEYS[key].type.replace('|', ', ')}",
         "greater_than_equal": f"is not in {KEYS[key].bounds}",
         "less_than_equal": f"is not in {KEYS[key].bounds}",

@@ -85,15 +85,6 @@ parse_count = _whole({"": 1}, "is not a whole number")
 parse_ratio = _real({"": Fraction(1), "%": Fraction(1, 100)}, "is not a ratio: write 0.7 or 70%")
 
 
-def parse_flag(value: object) -> bool:
-    """true or false; the words in any case. 0, 1, yes and on are refused: a typo must not turn into an answer."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-        return value.strip().lower() == "true"
-    raise ValueError("is not true or false")
-
-
 def parse_java_int(value: object) -> int:
     """A number of broker.conf as Java reads it: 32 bits, without a unit."""
     number = int(value) if isinstance(value, int) or (isinstance(value, str) and _JAVA_INT.fullmatch(value)) else None
@@ -214,7 +205,7 @@ Size = Annotated[int, BeforeValidator(parse_size), Kind("size", show_size)]
 Millis = Annotated[int, BeforeValidator(parse_millis), Kind("milliseconds", str)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Kind("seconds", lambda value: f"{value:g}")]
 Count = Annotated[int, BeforeValidator(parse_count), Kind("integer", str)]
-Flag = Annotated[bool, BeforeValidator(parse_flag), Kind("true|false", lambda value: str(value).lower())]
+Flag = Annotated[bool, Kind("true|false", lambda value: str(value).lower())]
 OnePath = Annotated[Path, BeforeValidator(parse_path), Kind("path", str)]
 OptionalPath = Annotated[OnePath | None, Kind("path", lambda _: "not set")]
 _parse_delay_levels = matching(
@@ -297,14 +288,15 @@ def parse_place(value: object) -> Path:
     except ValueError as error:
         raise ValueError(f"is not a URI: {error}") from None
     names = [unquote(name) for name in uri.path.split("/") if name]
-    is_odd = any(name in (".", "..") or "/" in name or "\0" in name for name in names)
-    if uri.fragment or not text.isprintable() or "${" in text or is_odd:
-        raise ValueError("is not the URI of a directory: write it without . and .. and without #, %2F and line ends")
-    if (scheme == "file") != (uri.netloc in ("", "localhost")):
-        raise ValueError("is not the URI of a directory: write file:///directory, or its bucket or host behind ://")
-    if scheme == "file":
-        return RemotePath("file:", "localhost", *names)
-    return RemotePath(f"{scheme}:", uri.netloc + (uri.query and "?") + uri.query.replace("/", "%2F"), *names)
+    is_odd = any(name in (".", "..") or "/" in name or "\0" in name for name in names) or bool(uri.fragment)
+    # Only a file has no host, or this one.
+    if is_odd or not text.isprintable() or "${" in text or (scheme == "file") != (uri.netloc in ("", "localhost")):
+        raise ValueError(
+            "is not the URI of a directory: write file:///directory, or its bucket or host behind ://; without . and "
+            ".., #, %2F and line ends"
+        )
+    host = "localhost" if scheme == "file" else uri.netloc + (uri.query and "?") + uri.query.replace("/", "%2F")
+    return RemotePath(f"{scheme}:", host, *names)
 
 
 _NOT_PATHS = "is not a list of paths: write a list, or one text with , between the paths"

@@ -100,21 +100,15 @@ def owner_pid(path: Path) -> int | None:
     """The pid of the instance that holds the lock now, or None if no one does."""
     try:
         with closed(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as fd:
-            if _is_free(fd):
-                return None
-            text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
     except FileNotFoundError:
         return None
+    except BlockingIOError:
+        text = Disk().read(path).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() else 0
     except OSError as error:
         raise DiskError("open", path, error) from error
-    return int(text) if text.isdecimal() else 0
-
-
-def _is_free(fd: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 How = Literal["lock", "proc", "none", "unknown"]
