@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from soak.faults import FAULTS, NEED_SMALL_DISK
+from soak.faults import FAULTS
 from support.daemon import compile_kernels
 
 TESTS = Path(__file__).parents[1]
@@ -27,10 +27,6 @@ def soak(work: Path, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "soak", "--work", str(work), *flags]
     env = os.environ | {"PYTHONPATH": str(TESTS)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-
-def mounted(work: Path) -> list[str]:
-    return [line for line in Path("/proc/mounts").read_text("utf-8").splitlines() if str(work) in line]
 
 
 def wait_first_daemon(process: subprocess.Popen[str], work: Path) -> None:
@@ -53,8 +49,7 @@ def test_every_fault_is_survived(tmp_path: Path) -> None:
     tally = json.loads(out)
     assert tally["seed"] == SEED
     assert tally["failure"] is None
-    assert set(tally["leftOut"]) in (set(), NEED_SMALL_DISK)
-    for name in FAULTS.keys() - tally["leftOut"].keys():
+    for name in FAULTS:
         assert 1 <= tally["faults"][name]["tried"] == tally["faults"][name]["survived"]
     assert (tally["rounds"], tally["verifications"]) == (ROUNDS, 2 * ROUNDS)
     assert (tally["entriesLost"], tally["entriesInvented"]) == (0, 0)
@@ -63,10 +58,9 @@ def test_every_fault_is_survived(tmp_path: Path) -> None:
     assert tally["unitsChecked"] > 2000
     assert tally["rebuildsCompared"] >= 1
     assert list(tmp_path.iterdir()) == []
-    assert mounted(tmp_path) == []
 
 
-def test_a_stop_ends_all_processes_and_mounts(tmp_path: Path) -> None:
+def test_a_stop_ends_all_processes(tmp_path: Path) -> None:
     compile_kernels()
     process = soak(tmp_path)
     wait_first_daemon(process, tmp_path)
@@ -75,7 +69,6 @@ def test_a_stop_ends_all_processes_and_mounts(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=HANGS_SECONDS)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert list(tmp_path.iterdir()) == []
-    assert mounted(tmp_path) == []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             assert str(tmp_path).encode() not in path.read_bytes()

@@ -21,7 +21,7 @@ from typing import Any
 from indexd.errors import IndexdError
 from indexd.query import TIME_MAX
 from soak import writer as log_writer
-from soak.faults import ENDS_WHOLENESS, FAULTS, NEED_SMALL_DISK
+from soak.faults import ENDS_WHOLENESS, FAULTS
 from soak.world import HASH_SLOT_NUM, INDEX_NUM, SIZES, SoakError, Stop, Tally, World
 from support.arguments import more_than_zero
 from support.daemon import assert_same_index, compile_kernels, index_files, indexd, rebuild
@@ -50,7 +50,6 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="soak-", dir=parent.resolve()))
     _progress(f"seed {seed}, in {work}")
     world = World(work, random.Random(seed), tally, stop)
-    tally.left_out = dict.fromkeys(sorted(NEED_SMALL_DISK), world.disk.why_not) if world.disk.why_not else {}
     started, ended = time.monotonic(), 0
     try:
         compile_kernels()
@@ -63,9 +62,11 @@ def main() -> int:
         ended = int(stopped.code or 0)
     finally:
         stop.ignore()
-        world.close(keep=tally.failure is not None or args.keep)
+        world.end()
         if tally.failure is None and not args.keep:
             shutil.rmtree(work, ignore_errors=True)
+        else:
+            (work / "history").write_text("\n".join(world.history) + "\n", "utf-8")
     print(tally.to_json(time.monotonic() - started), flush=True)
     if tally.failure is not None:
         _progress(f"seed {seed} failed; all files and what happened are in {work}")
@@ -105,8 +106,7 @@ def _run(world: World, deadline: float, rounds: int | None, queries: int) -> Non
         while len(dealt) < _FAULTS_A_ROUND:
             fits = [name for name in deck if not (is_first and name in ENDS_WHOLENESS)]
             if not fits:
-                fresh = [name for name in FAULTS if name not in world.tally.left_out]
-                deck += world.rand.sample(fresh, len(fresh))
+                deck += world.rand.sample(list(FAULTS), len(FAULTS))
                 continue
             deck.remove(fits[0])
             dealt.append(fits[0])

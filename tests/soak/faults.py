@@ -12,7 +12,6 @@ from pathlib import Path
 from indexd.index.format import IndexLayout
 from soak import writer as log_writer
 from soak.world import HASH_SLOT_NUM, INDEX_NUM, World
-from support.daemon import DaemonError
 from support.naive_log import naive_frames
 from support.same_index import index_files
 
@@ -21,7 +20,6 @@ _LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
 _CUT_SEGMENTS, _KEPT_SEGMENTS = 3, 8
 # Within one tick of the file system's clock two writes cannot be told apart by anybody.
 _TICK = 0.1
-_FULL_SECONDS = 20.0
 
 
 def _kill(world: World) -> None:
@@ -89,19 +87,6 @@ def _expire(world: World) -> None:
         world.sleep(0, 0.5)
 
 
-def _fill(world: World) -> None:
-    with _full(world):
-        world.sleep(0.2, 2.5)
-
-
-def _kill_on_full(world: World) -> None:
-    with _full(world):
-        world.kill()
-        world.start()
-        world.sleep(0.3, 2.0)
-    world.look_after_daemon()
-
-
 def _remove(world: World) -> None:
     path = world.rand.choice(_wait_index_files(world, 1))
     world.was_disturbed = True
@@ -150,13 +135,10 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "cut": _cut,
     "tear": _tear,
     "expire": _expire,
-    "fill": _fill,
-    "killOnFull": _kill_on_full,
     "remove": _remove,
     "removeBeside": _remove_beside,
     "overwrite": _overwrite,
 }
-NEED_SMALL_DISK = {"fill", "killOnFull"}
 #: After these nothing compares the files with a whole build any more.
 ENDS_WHOLENESS = {"expire"}
 
@@ -184,29 +166,6 @@ def _paused(world: World) -> Iterator[None]:
     world.signal(signal.SIGSTOP)
     yield
     world.signal(signal.SIGCONT)
-
-
-@contextmanager
-def _full(world: World) -> Iterator[None]:
-    world.look_after_daemon()
-    daemon = world.daemon
-    daemon.wait_event("running")
-    before = len(_complaints(world))
-    world.was_full = True
-    world.disk.fill()
-    world.note("the disk is full")
-    try:
-        daemon.wait_for(lambda: len(_complaints(world)) > before or None, "a word about its full disk", _FULL_SECONDS)
-    except DaemonError:
-        if daemon.ended_within(0) is None:
-            raise
-    yield
-    world.disk.free()
-    world.note("the disk has room again")
-
-
-def _complaints(world: World) -> list[object]:
-    return [row for row in world.daemon.events() if row["event"] in ("degraded", "state_not_written")]
 
 
 def _wait_index_files(world: World, least: int) -> list[Path]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -61,10 +59,9 @@ _GREATEST = {"rssAnonMax", "descriptorsMax"}
 
 @dataclass(slots=True)
 class Tally:
-    """``left_out``: faults that cannot be tried here, and why. ``tried`` counts, ``survived`` after a round held."""
+    """``tried`` counts, ``survived`` after a round held."""
 
     seed: int
-    left_out: dict[str, str] = field(default_factory=dict)
     tried: Counter[str] = field(default_factory=Counter)
     survived: Counter[str] = field(default_factory=Counter)
     figures: Counter[str] = field(default_factory=Counter)
@@ -81,68 +78,11 @@ class Tally:
 
     def to_json(self, seconds: float) -> str:
         """One object."""
-        row: dict[str, Any] = {"seed": self.seed, "seconds": round(seconds, 1), "leftOut": self.left_out}
+        row: dict[str, Any] = {"seed": self.seed, "seconds": round(seconds, 1)}
         names = sorted(self.tried)
         row["faults"] = {name: {"tried": self.tried[name], "survived": self.survived[name]} for name in names}
         row |= {"entriesLost": 0, "entriesInvented": 0, "rebuildsCompared": 0} | self.figures
         return json.dumps(row | {"failure": self.failure})
-
-
-SIZE = 64 << 20
-_FILLER = "filler"
-_SECONDS = 30
-_CHUNKS = (1 << 20, 4096)
-
-
-class SmallDisk:
-    """A tmpfs mounted at ``root``; where that may not be done, a plain directory, and ``why_not`` says why."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.why_not: str | None = None
-        self._is_mounted = False
-        root.mkdir(parents=True)
-        self._mount()
-
-    def renew(self) -> None:
-        """Everything in it goes."""
-        if self._is_mounted:
-            self.unmount()
-            self._mount()
-        else:
-            shutil.rmtree(self.root)
-            self.root.mkdir()
-
-    def fill(self) -> None:
-        """Until nothing more can be written; only where it is a file system of its own."""
-        assert self._is_mounted
-        with (self.root / _FILLER).open("ab", buffering=0) as file:
-            for size in _CHUNKS:
-                with contextlib.suppress(OSError):
-                    while True:
-                        file.write(bytes(size))
-
-    def free(self) -> None:
-        """Give back what ``fill`` took."""
-        (self.root / _FILLER).unlink(missing_ok=True)
-
-    def unmount(self) -> None:
-        """If it is mounted; what was in it is gone, at the latest with whoever still looks into it."""
-        if self._is_mounted:
-            self._is_mounted = False
-            subprocess.run(["umount", "--lazy", self.root], capture_output=True, timeout=_SECONDS, check=False)
-
-    def _mount(self) -> None:
-        if os.geteuid() != 0:
-            self.why_not = "only root can mount a small file system to be filled"
-            return
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "indexd-soak", str(self.root)]
-        # Before the call: a signal may come between the mount and the note of it.
-        self._is_mounted = True
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        if done.returncode:
-            self._is_mounted = False
-            self.why_not = f"no small file system can be mounted: {' '.join(done.stderr.split())}"
 
 
 HASH_SLOT_NUM = 5000
@@ -156,7 +96,7 @@ SIZES = (
 )
 RSS_ANON_MAX = 300 << 20
 DESCRIPTORS_MAX = 100
-_NO_SPACE, _DISTURBED = 70, 4
+_DISTURBED = 4
 _RECHECKED = (256 << 10, 4 << 20, 64 << 20)
 
 
@@ -172,11 +112,10 @@ class World:
         self.data = work / "data"
         self.store = work / "store"
         self.history: list[str] = []
-        self.disk = SmallDisk(self.data)
         #: Segments have been deleted since the data directory was made.
         self.has_expired = False
-        #: Since the last round: the log was cut or files were touched; the disk was full.
-        self.was_disturbed = self.was_full = False
+        #: Since the last round: the log was cut or files were touched.
+        self.was_disturbed = False
         self._stop = stop
         self._started = time.monotonic()
         self._daemon: Daemon | None = None
@@ -193,10 +132,10 @@ class World:
     def renew(self, number: int) -> None:
         """An empty log and an empty data directory; the log of a random place, as that of an old broker."""
         self.end()
-        self.disk.renew()
+        shutil.rmtree(self.data, ignore_errors=True)
         self.store = self.work / f"store-{number}"
         (self.store / "commitlog").mkdir(parents=True)
-        self.has_expired = self.was_disturbed = self.was_full = False
+        self.has_expired = self.was_disturbed = False
         begin = self.rand.choice([0, 7, 40_000]) * SEGMENT_SIZE
         self._furthest = begin
         recheck = self.rand.choice(_RECHECKED)
@@ -212,7 +151,7 @@ class World:
 
     def begin_again(self) -> None:
         """The next round on the same log and data directory."""
-        self.was_disturbed = self.was_full = False
+        self.was_disturbed = False
         self.write_from(self._furthest)
         self.start()
 
@@ -226,16 +165,6 @@ class World:
             self._daemon.kill()
         if self._writer is not None:
             self._writer.kill()
-
-    def close(self, *, keep: bool) -> None:
-        """Nothing of it runs or is mounted any more; with ``keep`` the data directory is in the work directory."""
-        self.end()
-        kept = self.work / "kept"
-        if keep:
-            with contextlib.suppress(OSError, shutil.Error):
-                shutil.copytree(self.data, kept, ignore=shutil.ignore_patterns(_FILLER))
-            (self.work / "history").write_text("\n".join(self.history) + "\n", "utf-8")
-        self.disk.unmount()
 
     # The daemon.
 
@@ -259,20 +188,23 @@ class World:
         self.daemon.wait_event("starting")
         code = self.daemon.terminate()
         self.note(f"daemon {self.daemon.pid} ended with {code} after TERM")
-        if code and not self._may_have_ended(code):
+        words = self._last_lines()
+        may_have = self.was_disturbed and ("the log was cut" in words or "by somebody else" in words)
+        if code and not (code == _DISTURBED and may_have):
             raise SoakError(f"TERM ended {self.daemon} with {code}: {self._last_lines()}")
 
     def look_after_daemon(self) -> None:
-        """What a service manager does: start it again, if it ended by itself as it may on a full disk."""
-        self._measure()
+        """SoakError if it has ended by itself, or holds more than it should."""
         code = self.daemon.ended_within(0)
-        if code is None:
-            return
-        self.note(f"daemon {self.daemon.pid} ended by itself with {code}")
-        if not (code == _NO_SPACE and self._may_have_ended(code)):
+        if code is not None:
             raise SoakError(f"{self.daemon} ended by itself with {code}: {self._last_lines()}")
-        self.tally.add("outOfSpace")
-        self.start()
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.daemon.pid}/status").read_text().splitlines())
+        rss = int(fields["RssAnon"].split()[0]) << 10
+        descriptors = len(list(Path(f"/proc/{self.daemon.pid}/fd").iterdir()))
+        self.tally.add("rssAnonMax", rss)
+        self.tally.add("descriptorsMax", descriptors)
+        if rss > RSS_ANON_MAX or descriptors > DESCRIPTORS_MAX:
+            raise SoakError(f"{self.daemon} holds {rss >> 20} MiB and {descriptors} open files")
 
     def signal(self, number: signal.Signals) -> None:
         """Send one."""
@@ -321,27 +253,6 @@ class World:
     def sleep(self, least: float, most: float) -> None:
         """A random while."""
         time.sleep(self.rand.uniform(least, most))
-
-    # Looking.
-
-    def _measure(self) -> None:
-        try:
-            status = Path(f"/proc/{self.daemon.pid}/status").read_text("ascii")
-            descriptors = len(list(Path(f"/proc/{self.daemon.pid}/fd").iterdir()))
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        fields = dict(line.split(":", 1) for line in status.splitlines())
-        rss = int(fields.get("RssAnon", "0 kB").split()[0]) << 10
-        self.tally.add("rssAnonMax", rss)
-        self.tally.add("descriptorsMax", descriptors)
-        if rss > RSS_ANON_MAX or descriptors > DESCRIPTORS_MAX:
-            raise SoakError(f"{self.daemon} holds {rss >> 20} MiB and {descriptors} open files")
-
-    def _may_have_ended(self, code: int) -> bool:
-        words = self._last_lines()
-        return (code == _NO_SPACE and self.was_full and "No space left on device" in words) or (
-            code == _DISTURBED and self.was_disturbed and ("the log was cut" in words or "by somebody else" in words)
-        )
 
     def _last_lines(self) -> str:
         return "\n".join(self.daemon.log.read_text("utf-8").splitlines()[-20:])
