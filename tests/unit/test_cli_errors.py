@@ -151,12 +151,6 @@ def test_a_query_where_nothing_is_indexed_yet(root: Path, command: tuple[str, ..
     assert "--recover" in line
 
 
-def test_inspect_of_what_is_no_file_of_ours(root: Path) -> None:
-    assert str(root / "none") in error_of(indexd_here("inspect", root / "none"), USAGE)
-    (root / "notes.txt").write_text("mine")
-    assert str(root / "notes.txt") in error_of(indexd_here("inspect", root / "notes.txt"), USAGE)
-
-
 def test_a_data_directory_that_cannot_be_made(root: Path) -> None:
     (root / "file").write_text("mine")
     for data in (root / "file", root / "file" / "data"):
@@ -219,44 +213,38 @@ def test_one_file_of_another_size_among_many_is_the_one_that_is_wrong(tmp_path: 
     assert "this file is cut or foreign" in line
 
 
-def wrong_size_of(store: Path, sizes: dict[int, int], segment_size: int) -> str:
-    """What is said of segments of these sizes by the offsets where they begin."""
-    (store / "commitlog").mkdir(parents=True)
-    for base, size in sizes.items():
-        with (store / "commitlog" / f"{base:020d}").open("wb") as file:
-            file.truncate(size)
-    done = indexd_here("audit", "--store", store, "--segment-size", segment_size)
-    return error_of(done, UNSAFE)
+CUT = "this file is cut or foreign"
 
 
 @pytest.mark.parametrize(
-    ("sizes", "configured", "what"),
+    ("sizes", "configured", "says", "not_said"),
     [
-        ({0: 65536, 65536: 5665}, 65536, "cut"),
-        ({0: 65536, 65536: 5665}, 1 << 30, "65536"),
-        ({0: 65536, 65536: 5665}, 5665, "65536"),
-        ({0: 65536, 65536: 32768}, 32768, "65536"),
-        ({0: 39062, 65536: 65536}, 39062, "65536"),
-        ({0: 39062, 65536: 65536}, 65536, "cut"),
-        ({65536: 5665}, 65536, "cut"),
-        ({0: 65536, 65536: 65536, 131072: 7}, 1 << 20, "65536"),
+        ({0: 65536, 65536: 5665}, 65536, CUT, "--segment-size"),
+        ({0: 65536, 65536: 5665}, 1 << 30, "give --segment-size 65536, or", "is cut"),
+        ({0: 65536, 65536: 5665}, 5665, "give --segment-size 65536, or", "is cut"),
+        ({0: 65536, 65536: 32768}, 32768, "give --segment-size 65536, or", "is cut"),
+        ({0: 39062, 65536: 65536}, 39062, "give --segment-size 65536, or", "is cut"),
+        ({0: 39062, 65536: 65536}, 65536, CUT, "--segment-size"),
+        ({65536: 5665}, 65536, CUT, "--segment-size"),
+        ({0: 65536, 65536: 65536, 131072: 7}, 1 << 20, "give --segment-size 65536, or", "is cut"),
+        # Of a single one both readings are said.
+        (
+            {0: 39062},
+            65536,
+            "either the file is cut: put the whole one there; or it is not: give --segment-size 39062",
+            CUT,
+        ),
     ],
 )
 def test_hints_of_segment_sizes_do_not_lead_in_a_circle(
-    tmp_path: Path, sizes: dict[int, int], configured: int, what: str
+    tmp_path: Path, sizes: dict[int, int], configured: int, says: str, not_said: str
 ) -> None:
-    line = wrong_size_of(tmp_path / "store", sizes, configured)
-    if what == "cut":
-        assert "this file is cut or foreign" in line
-        assert "--segment-size" not in line
-    else:
-        assert f"give --segment-size {what}, or" in line
-        assert "is cut" not in line
-
-
-def test_of_a_single_segment_of_another_size_both_readings_are_said(tmp_path: Path) -> None:
-    line = wrong_size_of(tmp_path / "store", {0: 39062}, 65536)
-    assert "either the file is cut: put the whole one there; or it is not: give --segment-size 39062" in line
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    for base, size in sizes.items():
+        (tmp_path / "store" / "commitlog" / f"{base:020d}").write_bytes(bytes(size))
+    line = error_of(indexd_here("audit", "--store", tmp_path / "store", "--segment-size", configured), UNSAFE)
+    assert says in line
+    assert not_said not in line
 
 
 @pytest.mark.parametrize("target", ["itself", "/dev/null"])

@@ -149,7 +149,7 @@ def test_models_are_frozen_closed_and_complete():
         ReaderConfig(settle=1)
     with pytest.raises(ValidationError):
         ReaderConfig(poll_min_ms=60, poll_max_ms=50)
-    assert made.provenance == {}
+    assert (made.provenance, made.http.http, made.node.broker_address) == ({}, "127.0.0.1:9577", None)
     assert StoreConfig(store="/s", data="/d").commit_log_directories == (Path("/s/commitlog"),)
     assert StoreConfig(data="/d").commit_log_directories == ()
     assert "\n" not in repr(made)
@@ -222,20 +222,14 @@ def test_a_text_that_is_taken_can_be_looked_up_or_is_unknown(text: str) -> None:
         assert isinstance(error, socket.gaierror)  # noqa: PT017 - a name is none here
 
 
-def test_http_can_be_off_and_a_broker_has_a_port() -> None:
-    assert load({"http": OFF}, None, HOME).http.http == OFF
-    assert load({}, None, HOME).http.http == "127.0.0.1:9577"
-    assert load({}, None, HOME).node.broker_address is None
-    assert load({"broker_address": "[::1]:10911"}, None, HOME).node.broker_address == "[::1]:10911"
-    assert "is not HOST:PORT" in str(refused({"broker_address": "127.0.0.1:0"}))
-    assert "is not HOST:PORT" in str(refused({"broker_address": OFF}))
-
-
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
         ("mqtt_host", "mqtt.example.org", "mqtt.example.org"),
         ("mqtt_host", "10.0.0.1", "10.0.0.1"),
+        ("http", OFF, OFF),
+        ("broker_address", "[::1]:10911", "[::1]:10911"),
+        ("disk_used_max", "70.5%", 0.705),
         ("mqtt_host", "fe80::1%eth0", "fe80::1%eth0"),
         ("mqtt_topic_prefix", "a/b c/ü", "a/b c/ü"),
         ("mqtt_username", "a b:c", "a b:c"),
@@ -295,10 +289,13 @@ def test_values_from_flags_and_environment(key: str, value: str, expected: objec
         ("store", "", "is not a path"),
         ("store", "/a\0b", "is not a path"),
         ("data", "~/data", "nothing expands ~"),
+        ("data", "s3://bucket/data", "is a URI"),
         ("commit_log_paths", "/a,,/b", "is not a path"),
         ("broker_conf", "\n", "is not a path"),
         ("mqtt_host", "mqtt.example.org:1883", "is no host: write a name or an address, without a port"),
         ("mqtt_host", "mqtts://mqtt", "is no host"),
+        ("broker_address", "127.0.0.1:0", "is not HOST:PORT"),
+        ("broker_address", OFF, "is not HOST:PORT"),
         ("mqtt_host", "[::1]", "is no host"),
         ("mqtt_host", "", "is no host"),
         ("mqtt_host", "a b", "is no host"),
@@ -358,11 +355,6 @@ def test_what_is_no_part_of_a_whole_is_refused_with_words(value: object) -> None
 
 
 @given(st.integers(min_value=1, max_value=1000))
-def test_a_part_can_be_written_in_two_ways(thousandths: int) -> None:
-    percent = f"{thousandths // 10}.{thousandths % 10}%"
-    assert parse_ratio(percent) == parse_ratio(str(thousandths / 1000)) == thousandths / 1000
-
-
 def test_toml_gives_them_in_their_own_types_and_names_its_line(tmp_path: Path) -> None:
     text = '[http]\nhttp = "[::1]:0"\nhttp_cors_origins = ["https://a"]\n[limits]\ndisk_used_max = 1\nmemory_max = 5\n'
     made = load({}, write(tmp_path / "i.toml", text), HOME)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from indexd.storage.disk import Disk
-from indexd.storage.names import segment_name
 from indexd.storage.page_cache import ReadPages
 from support.commitlog_writer import CommitLogWriter
 from support.page_cache import PAGE, Watched, forget, in_use, resident
@@ -133,15 +132,3 @@ def test_a_reader_that_is_not_told_to_drops_nothing(disk_path: Path, watched: Wa
     reader.close()
     assert not any(1 in watched.asked(path) for path in paths)
     assert reader.counters.dropped_bytes == 0
-
-
-def test_a_segment_that_expires_under_the_reader_is_no_error(disk_path: Path) -> None:
-    paths = write(disk_path)
-    reader = open_reader(disk_path, segment_size=SEGMENT_SIZE, drop_behind=0, list_interval=60.0)
-    reader.poll()
-    assert reader.log.at(0) is not None
-    (disk_path / segment_name(0)).unlink()
-    rows = len(drain(reader).requests)
-    assert rows > 0
-    assert not paths[0].exists()
-    reader.close()
