@@ -112,6 +112,7 @@ class Ground:
         self.work, self.messages, self.seconds = work, messages, seconds
         self.jvm_home = work / "jvm"
         self.java_missing = why_missing()
+        work.mkdir(exist_ok=True)
         # An empty one, so that neither the machine's nor the user's configuration is measured.
         self.config_file = work / "indexd.toml"
         self.config_file.touch()

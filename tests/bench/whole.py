@@ -17,8 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bench.ground import (
     ENTRIES_PER_MESSAGE,
     INDEX_ALONE,
@@ -31,14 +29,12 @@ from bench.ground import (
     progress,
     same_files,
     warm_log,
-    write_store,
 )
 from indexd.config import load
 from indexd.spark.rebuild.job import rebuild as build
 from indexd.spark.session import SparkOptions, open_session, slots
 from indexd.spark.tasks import run_tasks
 from indexd.storage.disk import Disk
-from indexd.storage.names import segment_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,12 +148,15 @@ def measure_audit(ground: Ground, report: Report) -> None:
     report.verdict("audit", target, f"{ratio:.2f}", ratio >= 1)
 
 
+def _large(ground: Ground) -> Ground:
+    # More than 4 GiB of log where the other parts have 3,000,000 messages.
+    return Ground(ground.work / "large", 5 * ground.messages, ground.seconds)
+
+
 def measure_spark(ground: Ground, report: Report) -> None:
     """The rebuild on Spark beside the one of one process and RocketMQ's; of five times the messages of other parts."""
-    work = ground.work / "spark"
-    work.mkdir()
-    ours = Ground(work, 5 * ground.messages, ground.seconds)
-    store = ours.store()
+    ours = _large(ground)
+    work, store = ours.work, ours.store()
     seconds: dict[str, list[float]] = {"RocketMQ IndexService, warm (the key index alone)": [], "one process": []}
     warm, process = seconds.values()
     starts = {}
@@ -175,7 +174,6 @@ def measure_spark(ground: Ground, report: Report) -> None:
             progress(f"spark: {master}")
             starts[master], *seconds[master] = _rebuild_in_a_session(ours, store, work / master, master)
     same = _outputs(work / "process") == _outputs(work / "local[2]")
-    shutil.rmtree(work)
     rows = timings(ours.messages, seconds)
     rows += [(f"{name}, from the start of Spark", "", "", f"{one:.2f} s", "", "1") for name, one in starts.items()]
     rows.append(ratio_row("local[2] / one process", process, seconds["local[2]"]))
@@ -210,7 +208,6 @@ def _outputs(data: Path) -> list[tuple[str, bytes]]:
     return [("" if path.parent.name == "index" else str(path.relative_to(data)), path.read_bytes()) for path in paths]
 
 
-_SEGMENT_SIZE = 256 << 20
 _COLUMNS = {
     "narrow": ("phyOffset,size,queueId,storeTimestamp", 4e6),
     "wide": ("phyOffset,size,queueId,storeTimestamp,topic,body,properties", 1.5e6),
@@ -218,10 +215,8 @@ _COLUMNS = {
 
 
 def measure_source(ground: Ground, report: Report) -> None:
-    """The Spark data source: rows a second on two cores; of 4 GiB of log where other parts have 3,000,000 messages."""
-    store = ground.work / "source"
-    progress("source: writing a log")
-    write_large_store(store, 1432 * ground.messages)
+    """The Spark data source: rows a second on two cores, of the log that ``spark`` rebuilds."""
+    store = _large(ground).store()
     warm_log(store)
     seconds: dict[str, list[float]] = {}
     with open_session(SparkOptions("local[2]"), "bench", memory="2g") as spark:
@@ -233,7 +228,6 @@ def measure_source(ground: Ground, report: Report) -> None:
                 work()
                 if turn:  # the first one compiles, loads and warms
                     seconds.setdefault(name, []).append(time.perf_counter() - began)
-    shutil.rmtree(store)
     report.part("source", f"{rows:,} messages, 2 slots", timings(rows, seconds))
     for name, (_, target) in _COLUMNS.items():
         best = rows / min(seconds[f"{name}: data source, noop"])
@@ -251,25 +245,6 @@ def _ways(spark: SparkSession, store: Path) -> dict[str, Callable[[], object]]:
 
 def _frame(spark: SparkSession, store: Path, columns: str) -> Any:
     return spark.read.format("rocketmq_commitlog").option("columns", columns).load(str(store))
-
-
-def write_large_store(store: Path, size: int) -> None:
-    """A log of about ``size`` bytes by the built-in writer: one segment, and copies of it at their own offsets."""
-    # Fewer bytes than most frames take: the first segment has to become full.
-    write_store(store, _SEGMENT_SIZE // 270, segment_size=_SEGMENT_SIZE)
-    first, *others = sorted((store / "commitlog").iterdir())
-    for path in others:
-        path.unlink()
-    data = np.fromfile(first, dtype=np.uint8)
-    found, at = list[int](), 0
-    while int.from_bytes(data[at + 4 : at + 8].tobytes(), "big") not in (0, 0xCBD43194):
-        found.append(at)
-        at += int.from_bytes(data[at : at + 4].tobytes(), "big")
-    positions = np.array(found, dtype=np.int64)
-    for number in range(1, max(size // _SEGMENT_SIZE, 1)):
-        offsets = (positions + number * _SEGMENT_SIZE).astype(">u8").view(np.uint8).reshape(-1, 8)
-        data[positions[:, None] + np.arange(28, 36)] = offsets
-        data.tofile(store / "commitlog" / segment_name(number * _SEGMENT_SIZE))
 
 
 PARTS = {

@@ -6,7 +6,6 @@ import contextlib
 import os
 import pty
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -66,10 +65,6 @@ def test_help_all_shows_the_rest(capsys: pytest.CaptureFixture[str], path: tuple
     assert out != said(capsys, *path, "--help") or "--data" not in out
 
 
-def test_whom_status_asks_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "of --data, or of --http HOST:PORT" in " ".join(said(capsys, "status", "--help").split())
-
-
 def test_what_has_to_be_given_is_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for command, needed in (
         ("inspect", "PATH [PATH ...]"),
@@ -80,7 +75,8 @@ def test_what_has_to_be_given_is_in_the_usage(capsys: pytest.CaptureFixture[str]
         assert (needed in usage, "--mqtt-host" in usage) == (True, False)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_whom_status_asks_and_the_version_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "of --data, or of --http HOST:PORT" in " ".join(said(capsys, "status", "--help").split())
     assert said(capsys, "-V") == said(capsys, "--version") == f"indexd {__version__}\n"
 
 
@@ -137,12 +133,6 @@ def test_the_command_prints_what_the_shell_takes(shell: str, scripts: dict[str, 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.rstrip("\n") == scripts[shell].read_text("utf-8").rstrip("\n")
     assert run_shell([shell, "-n", str(scripts[shell])], "", tmp_path) == ""
-
-
-def test_a_shell_that_there_is_not() -> None:
-    for words in (["completion"], ["completion", "tcsh"], ["completion", "bash", "--data", "/d"]):
-        done = indexd(*words)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
 def test_every_command_and_every_option_is_in_it(scripts: dict[str, Path]) -> None:
@@ -240,13 +230,3 @@ def _wait(holds, terminal: int) -> None:
             seen += os.read(terminal, 65536)
         assert time.monotonic() < until, seen[-2000:]
         time.sleep(0.01)
-
-
-def test_only_this_command_loads_the_scripts() -> None:
-    code = (
-        "import sys; from indexd.cli.main import make_parser; make_parser()\n"
-        "heavy = {'rich', 'ssl', 'http.client', 'shtab', 'http.client'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
