@@ -354,7 +354,6 @@ def test_what_is_no_part_of_a_whole_is_refused_with_words(value: object) -> None
         parse_ratio(value)
 
 
-@given(st.integers(min_value=1, max_value=1000))
 def test_toml_gives_them_in_their_own_types_and_names_its_line(tmp_path: Path) -> None:
     text = '[http]\nhttp = "[::1]:0"\nhttp_cors_origins = ["https://a"]\n[limits]\ndisk_used_max = 1\nmemory_max = 5\n'
     made = load({}, write(tmp_path / "i.toml", text), HOME)
