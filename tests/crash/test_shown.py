@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.daemon import Daemon, index_files
 from support.faults import held_until
-from support.own_systemd import ServiceManager
+from support.service_manager import ServiceManager
 from support.small_log import SIZES, Growing, write_log
 from support.status import row_of
 from support.status import status as drawn

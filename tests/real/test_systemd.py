@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +22,7 @@ import pytest
 
 from support.daemon import QUICK, Daemon, compile_kernels
 from support.missing import installing, missing, need, need_root
+from support.service_manager import ServiceManager
 from support.small_log import SIZES, Growing, write_log
 
 T = TypeVar("T")
@@ -250,43 +250,6 @@ def set_environment(machine: OwnSystemd, environment: Mapping[str, str], instanc
 def write(machine: OwnSystemd, path: str, text: str) -> None:
     """Write a file inside, with its folders."""
     machine.run("sh", "-c", 'mkdir -p "${1%/*}" && printf %s "$2" > "$1"', "sh", path, text)
-
-
-class ServiceManager:
-    """A datagram socket in a ``with`` block, an abstract one; ``messages`` keeps (monotonic seconds, fields)."""
-
-    def __init__(self, name: str, watchdog_seconds: float | None = None) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(f"\0indexd-test-{os.getpid()}-{name}")
-        self.environment = {"NOTIFY_SOCKET": f"@indexd-test-{os.getpid()}-{name}"}
-        if watchdog_seconds is not None:
-            self.environment["WATCHDOG_USEC"] = str(int(watchdog_seconds * 1_000_000))
-        self.messages: list[tuple[float, dict[str, str]]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def listen(self) -> None:
-        """Take in what has come; the time is that of taking."""
-        while True:
-            try:
-                text = self._socket.recv(65536).decode()
-            except BlockingIOError:
-                return
-            self.messages.append((time.monotonic(), dict(line.split("=", 1) for line in text.split("\n"))))
-
-    def heard(self, key: str) -> list[str]:
-        """The values of a key so far, oldest first."""
-        self.listen()
-        return [fields[key] for _, fields in self.messages if key in fields]
-
-    def seen(self, key: str, test: Callable[[str], bool] = lambda _: True) -> Callable[[], bool | None]:
-        """For ``Daemon.wait_for``: true once a value of the key passes."""
-        return lambda: any(test(value) for value in self.heard(key)) or None
 
 
 DATA = "/var/lib/indexd"
