@@ -25,7 +25,7 @@ expected-statuses = [400, 401, 404, 405, 409, 413, 422]
 """
 _ROUTES = {
     *("/livez", "/readyz", "/metrics", _LIVE, "/api/v1/status", "/api/v1/events", "/api/v1/coverage"),
-    *("/api/v1/frontier", "/api/v1/index-files", "/api/v1/topics"),
+    *("/api/v1/index-files", "/api/v1/topics"),
     *(f"/api/v1/messages/{rest}" for rest in ("by-key", "by-unique-key", "by-queue-offset", "by-time", "{where}")),
 }
 

@@ -210,15 +210,12 @@ def test_topics_complete_what_is_typed(server: Serving, built: tuple[Path, Path]
     assert _get(server, "/api/v1/topics", begin="no such")["topics"] == []
 
 
-def test_index_files_coverage_and_frontier(server: Serving, built: tuple[Path, Path]) -> None:
+def test_index_files_and_coverage(server: Serving, built: tuple[Path, Path]) -> None:
     listed = _get(server, "/api/v1/index-files")["indexFiles"]
     names = sorted(path.name for path in (built[1] / "index").iterdir())
     assert [row["name"] for row in listed] == names
     assert [row["full"] for row in listed] == [True] * (len(names) - 1) + [False]
     frontier = json.loads((built[1] / "frontier").read_bytes())
-    row = _get(server, "/api/v1/frontier")
-    assert row["phyOffset"] == str(frontier["phyOffset"])
-    assert row["consumeQueue"]["queues"] == {"count": str(len(frontier["consumeQueue"]["queues"]))}
     row = _get(server, "/api/v1/coverage")
     assert row["durableOffset"] == row["coverage"]["end"] == str(frontier["phyOffset"])
     assert [part["begin"] for part in row["segments"]] == [

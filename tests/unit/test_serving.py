@@ -135,8 +135,8 @@ def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
             ticks += 1
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(server, "serve_http", serve_http)
-    monkeypatch.setattr(server, "publish", publish)
+    monkeypatch.setattr("indexd.serve.http.server.serve_http", serve_http)
+    monkeypatch.setattr("indexd.serve.mqtt.publish", publish)
     config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", mqtt_host="localhost")
     log = Log()
     with ServeThread(config, DaemonStatus(config), log):
@@ -166,7 +166,7 @@ def test_a_stop_does_not_wait_for_an_outlet_that_does_not_end(
                 if ignores == "stop":
                     raise
 
-    monkeypatch.setattr(server, "serve_http", serve_http)
+    monkeypatch.setattr("indexd.serve.http.server.serve_http", serve_http)
     with ServeThread(config, DaemonStatus(config), log):
         assert hangs.wait(_WAIT_SECONDS)
         began = time.monotonic()
@@ -264,7 +264,7 @@ def test_while_it_recovers(serving: Serving) -> None:
     serving.board.recovering("replay", 1, 4)
     assert serving.get("/livez").json()["phase"] == "recovering"
     assert _problem(serving.get("/readyz"), 503, "not-ready")["detail"] == "it is recovering"
-    for path in ("messages/by-key?topic=T&key=k", "messages/0", "coverage", "index-files", "frontier"):
+    for path in ("messages/by-key?topic=T&key=k", "messages/0", "coverage", "index-files"):
         answer = serving.get(f"/api/v1/{path}")
         assert _problem(answer, 503, "not-open-yet")["recovering"]["done"] == 1
         assert int(answer.headers["retry-after"]) > 0

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import uvloop
@@ -30,31 +31,12 @@ _STEADY_SECONDS = 60.0
 # What is under way at a stop may take so long.
 _LEAVE_SECONDS = 5.0
 _BACKLOG = 1024
-
-
-async def serve_http(
-    config: Config, board: DaemonStatus, log: Logger, listening: socket.socket, stop: asyncio.Event
-) -> None:
-    """HTTP until ``stop``. What it is made of is a third of a start's time and memory: loaded in its own thread."""
-    from indexd.serve.http import server  # noqa: PLC0415 - loads starlette and uvicorn
-
-    await server.serve_http(config, board, log, listening, stop)
-
-
-async def serve_remoting(
-    config: Config, board: DaemonStatus, log: Logger, listening: socket.socket, stop: asyncio.Event
-) -> None:
-    """RocketMQ's protocol until ``stop``."""
-    from indexd.serve.remoting import server  # noqa: PLC0415 - a daemon that does not speak it need not load it
-
-    await server.serve_remoting(config, board, log, listening, stop)
-
-
-async def publish(config: Config, board: DaemonStatus, log: Logger, stop: asyncio.Event) -> None:
-    """MQTT until ``stop``."""
-    from indexd.serve import mqtt  # noqa: PLC0415 - loads aiomqtt and paho
-
-    await mqtt.publish(config, board, log, stop)
+# What each is made of is much of a start's time and memory: it is loaded when it is wanted, in the outlets' own thread.
+_OUTLETS = {
+    "http": ("indexd.serve.http.server", "serve_http"),
+    "remoting": ("indexd.serve.remoting.server", "serve_remoting"),
+    "mqtt": ("indexd.serve.mqtt", "publish"),
+}
 
 
 class ServeThread:
@@ -64,8 +46,8 @@ class ServeThread:
     said and tried again: the index must not wait for it.
     """
 
-    def __init__(self, config: Config, board: DaemonStatus, log: Logger) -> None:
-        self._config, self._board, self._log = config, board, log
+    def __init__(self, config: Config, status: DaemonStatus, log: Logger) -> None:
+        self._config, self._status, self._log = config, status, log
         #: Of the outlets that listen, by name, which is also the key of the address: where, and the socket once it is.
         self._addresses: dict[str, str] = {}
         self._sockets: dict[str, socket.socket] = {}
@@ -126,20 +108,20 @@ class ServeThread:
         listening = self._sockets[name] = listen(self._addresses[name], name)
         host, port = listening.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        setattr(self._board, name, address)
+        setattr(self._status, name, address)
         self._log.info("listening", **{name: address})
 
     async def _keep(self, name: str) -> None:
-        seconds, stop, given = _RESTART_SECONDS[0], self._stop, (self._config, self._board, self._log)
+        seconds, stop = _RESTART_SECONDS[0], self._stop
         while not stop.is_set():
             started, problem = time.monotonic(), "it ended"
             try:
                 if name in self._addresses and name not in self._sockets:
                     await asyncio.to_thread(self._listen, name)  # a name may have to be asked for
-                if name == "mqtt":
-                    await publish(*given, stop)
-                else:
-                    await (serve_http if name == "http" else serve_remoting)(*given, self._sockets[name], stop)
+                module, function = _OUTLETS[name]
+                outlet = getattr(import_module(module), function)
+                listening = [self._sockets[name]] if name in self._addresses else []
+                await outlet(self._config, self._status, self._log, *listening, stop)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the same; uvicorn ends by sys.exit
                 problem = error.line() if isinstance(error, IndexdError) else repr(error)
             if stop.is_set():
@@ -155,18 +137,9 @@ def listen(address: str, key: str = "http") -> socket.socket:
     """A listening socket; UsageError says why there is none, and which ``key`` of the configuration to change."""
     host, port = split_address(address)
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(place)
-            listening.listen(_BACKLOG)
-        except OSError:
-            listening.close()
-            raise
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        is_v6 = family == socket.AF_INET6  # [::] is every address, of both kinds
+        return socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
     except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(
-            f"cannot listen on {address}: {reason}", f"give another --{key} HOST:PORT, or --{key} {OFF}"
-        ) from error
-    return listening
+        hint = f"give another --{key} HOST:PORT, or --{key} {OFF}"
+        raise UsageError(f"cannot listen on {address}: {error.strerror or error}", hint) from error

@@ -274,7 +274,7 @@ def _add_question(api: Api, queries: Queries, model: type[Question], body_max: i
 
 
 def add_files(api: Api, queries: Queries) -> None:
-    """What lies in the data directory: index files with their headers, coverage, topics, frontier."""
+    """What lies in the data directory: index files with their headers, coverage, topics."""
 
     @api.get("/api/v1/index-files", "All index files with their headers")
     async def index_files(*_: object) -> Response:
@@ -294,11 +294,6 @@ def add_files(api: Api, queries: Queries) -> None:
             raise ProblemError(404, "not-built", "no ConsumeQueues are built (consume_queue = false)")
         found = [name for name in names if name.lower().startswith(asked.begin.lower())]
         return json_response(to_json({"topics": found[: asked.max], "total": len(found)}, OF_LISTS))
-
-    @api.get("/api/v1/frontier", "What is durable")
-    async def frontier(*_: object) -> Response:
-        """What a crash now would leave: DATA/frontier, with its long lists counted."""
-        return json_response(to_json(await queries.ask(_frontier)))
 
 
 def _index_files(data: Data) -> Row:
@@ -336,16 +331,6 @@ def _coverage(data: Data) -> Row:
         "segments": [{"begin": part.base, "end": part.end} for part in log.segments[-_SEGMENTS_MAX:]],
         "segmentsLeftOut": max(len(log.segments) - _SEGMENTS_MAX, 0),
     }
-
-
-def _frontier(data: Data) -> Row:
-    frontier = data.index.look().frontier
-    row, gaps = frontier.to_json(__version__), frontier.uncovered
-    row["uncovered"] = [{"begin": gap.begin, "end": gap.end, "reason": gap.reason} for gap in gaps]
-    row["evidence"] = {"count": len(row["evidence"])}
-    for part in (row["consumeQueue"] or {}, row["sparse"] or {}):
-        part.update({key: {"count": len(value)} for key, value in part.items() if isinstance(value, list)})
-    return row
 
 
 def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
