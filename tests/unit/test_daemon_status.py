@@ -1,9 +1,13 @@
-"""What a running daemon says of itself: its row in every phase, events and histograms, how far behind it is."""
+"""What a running daemon says of itself: its row in every phase, events and histograms, how far behind it is; scrubs."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,18 +22,24 @@ from indexd.commitlog.segments import list_segments, log_end
 from indexd.config import LogConfig
 from indexd.dispatch.reput import DispatchQueue, ReputState
 from indexd.errors import DiskError, MissingStoreError
-from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
+from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
+from indexd.recovery.recover import Damage, DamagedError
 from indexd.serve.daemon_status import DaemonStatus, Events, Histogram, Status
+from indexd.service.around import Scrubbing
 from indexd.service.log import configure_log
 from indexd.service.state import Lag, LagMeter
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
+from indexd.verify.scrub import Scrub
 from support.commitlog_writer import CommitLogWriter
 from support.daemon import index_files
 from support.inside import config_of, notifier_of, opened_inside, row_of, running, wait_until
+from support.sim_daemon import SilentLog
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, messages, write_log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from indexd.service.daemon import Daemon
 
 ALWAYS = {
@@ -41,99 +51,81 @@ ALWAYS = {
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> DaemonStatus:
+def status(tmp_path: Path) -> DaemonStatus:
     return DaemonStatus(config_of(tmp_path / "store", tmp_path / "data", cluster="c1", node_id="broker-a"))
 
 
-def test_who_it_is(board: DaemonStatus, tmp_path: Path) -> None:
-    row = board.row()
+def test_who_it_is(status: DaemonStatus, tmp_path: Path) -> None:
+    row = status.row()
     assert row.keys() == ALWAYS
     assert Status.model_validate(row).model_fields_set, "each key has its field"
     assert (row["cluster"], row["nodeId"], row["data"]) == ("c1", "broker-a", str(tmp_path / "data"))
-    assert row["bootId"] == board.boot_id != DaemonStatus(config_of(tmp_path, tmp_path)).boot_id
+    assert row["bootId"] == status.boot_id != DaemonStatus(config_of(tmp_path, tmp_path)).boot_id
     assert row["memoryBytes"] > 1 << 20
 
 
-def test_the_phases_in_their_order_and_what_is_left_of_each(board: DaemonStatus) -> None:
+def test_the_phases_in_their_order_and_what_is_left_of_each(status: DaemonStatus) -> None:
     def looks() -> tuple[str, object, object]:
-        row = board.row()
+        row = status.row()
         json.dumps(row)
         return row["phase"], row["recoveryRemainingBytes"], row["recoveryRemainingFiles"]
 
     size = IndexLayout(HASH_SLOT_NUM, INDEX_NUM).file_size
     assert looks() == ("opening", None, None)
-    board.recovering("replay", 1, 4)
-    assert looks() == ("recovering", 3 * size, 3)
-    board.recovering("replay", 3, 4)
-    board.recovering("compare", 1000, 5000)
-    assert looks() == ("recovering", 4000, 0)
-    progress = board.row()["recovering"]
-    assert (progress["step"], progress["unit"], progress["done"], progress["total"]) == ("compare", "bytes", 1000, 5000)
-    assert progress["seconds"] >= 0
-    board.recovered("recovered", {"keptEntries": 7})
-    board.running(lambda: {"phyOffset": 5})
+    for step, done, total, left in (("replay", 1, 4, (3 * size, 3)), ("compare", 1000, 5000, (4000, 0))):
+        status.recovering(step, done, total)
+        assert looks() == ("recovering", *left)
+    progress = status.row()["recovering"]
+    assert progress.pop("seconds") >= 0
+    assert progress == {"step": "compare", "unit": "bytes", "done": 1000, "total": 5000}
+    status.recovered("recovered", {"keptEntries": 7})
+    status.running(lambda: {"phyOffset": 5})
     assert looks() == ("running", 0, 0)
-    row = board.row()
-    assert row["phyOffset"] == 5
+    row = status.row()
     assert "recovering" not in row, "who reads DATA/state takes that for a recovery"
-    assert row["recoveries"] == 1
     last = row["lastRecovery"]
-    assert (last["event"], last["keptEntries"]) == ("recovered", 7)
-    board.stopping()
-    assert (board.row()["phase"], board.row()["phyOffset"]) == ("stopping", 5)
-    board.leaving("opening")  # disturbed: it is opened again
+    assert (row["phyOffset"], row["recoveries"], last["event"], last["keptEntries"]) == (5, 1, "recovered", 7)
+    status.stopping()
+    assert (status.row()["phase"], status.row()["phyOffset"]) == ("stopping", 5)
+    status.leaving("opening")  # disturbed: it is opened again
     assert looks() == ("opening", None, None)
-    assert board.row().keys() == ALWAYS, "nothing of the run before is said to be true"
-    board.waiting("open", "no space")
-    assert board.row()["problems"] == {"open": "no space"}
-    board.recovering("replay", 0, 1)
-    assert board.row()["recovering"]["done"] == 0
-    assert board.row()["problems"] == {}
+    assert status.row().keys() == ALWAYS, "nothing of the run before is said to be true"
+    status.waiting("open", "no space")
+    assert status.row()["problems"] == {"open": "no space"}
+    status.recovering("replay", 0, 1)
+    assert (status.row()["recovering"]["done"], status.row()["problems"]) == (0, {})
 
 
-def test_rows_are_whole_while_everything_changes(board: DaemonStatus) -> None:
-    """Phases, outlets, events and counts change in three threads; no row mixes two phases, none fails."""
+def test_rows_are_whole_while_everything_changes(status: DaemonStatus) -> None:
+    """Phases, outlets, events and counts change in two threads; no row mixes two phases, none fails."""
     stop, problems = threading.Event(), []
 
     def change_phases() -> None:
-        number = 0
         while not stop.is_set():
-            number += 1
-            board.recovering("compare", number, 2 * number)
-            board.running(lambda: {"phyOffset": 1, "caughtUp": True})
-            board.stopping()
-            board.leaving("opening")
+            status.recovering("compare", 1, 2)
+            status.running(lambda: {"phyOffset": 1, "caughtUp": True})
+            status.stopping()
+            status.leaving("opening")
 
-    def change_outlets() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            board.outlets[f"outlet{number % 50}"] = lambda: {"dropped": 1}
-            board.outlets.pop(f"outlet{(number + 25) % 50}", None)
-            board.broker = {"alive": bool(number % 2)}
+    def change_others() -> None:
+        for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+            status.outlets[f"outlet{number % 50}"] = lambda: {"dropped": 1}
+            status.outlets.pop(f"outlet{(number + 25) % 50}", None)
+            status.broker = {"alive": bool(number % 2)}
+            status.events.tell("rolled", {"files": 1})
 
-    def tell() -> None:
-        while not stop.is_set():
-            board.events.tell("rolled", {"files": 1})
-
-    threads = [threading.Thread(target=each) for each in (change_phases, change_outlets, tell)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3000):
-            row = board.row()
-            json.dumps(row)
-            has_figures = "phyOffset" in row
-            if ("recovering" in row) != (row["phase"] == "recovering"):
-                problems.append(row)
-            if row["phase"] in ("opening", "recovering") and has_figures:
-                problems.append(row)
-            if row["phase"] in ("running", "stopping") and not has_figures:
-                problems.append(row)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        changing = [pool.submit(change_phases), pool.submit(change_others)]
+        try:
+            for _ in range(3000):
+                row = status.row()
+                json.dumps(row)
+                runs = row["phase"] in ("running", "stopping")
+                if ("recovering" in row, "phyOffset" in row) != (row["phase"] == "recovering", runs):
+                    problems.append(row)
+        finally:
+            stop.set()
+    assert [each.result() for each in changing] == [None, None]
     assert not problems
 
 
@@ -142,15 +134,12 @@ def test_a_histogram_loses_nothing_between_threads() -> None:
 
     def observe() -> None:
         for _ in range(5000):
-            histogram.observe(0.1)
-            histogram.observe(0.5)
-            histogram.observe(2.0)
+            for seconds in (0.1, 0.5, 2.0):
+                histogram.observe(seconds)
 
-    threads = [threading.Thread(target=observe) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(observe)
     counts = dict(histogram.cumulative())
     assert [counts[bound] for bound in ("0.05", "0.1", "0.5", "2.5", "+Inf")] == [0, 20_000, 40_000, 60_000, 60_000]
     assert histogram.count == 60_000
@@ -207,8 +196,6 @@ def test_every_line_of_the_log_that_has_a_kind_becomes_an_event(capsys: pytest.C
 
 
 NEVER = -(1 << 63)
-
-
 SEGMENT = 64 << 10
 
 
@@ -346,20 +333,16 @@ def check(row: dict[str, Any]) -> None:
 async def test_rows_from_three_threads_while_a_log_grows(tmp_path: Path) -> None:
     """The figures of every one hold together, and those of the last are the files'."""
     store, data, count = tmp_path / "store", tmp_path / "data", 12_000
-    stop, seen, problems = threading.Event(), [0, 0, 0], []
+    stop, seen = threading.Event(), [0, 0, 0]
     (store / "commitlog").mkdir(parents=True)
 
     def look(daemon: Daemon, number: int) -> None:
         last: dict[str, Any] = {}
         while not stop.is_set():
             row = row_of(daemon)
-            try:
-                check(row)
-                for key in ("phyOffset", "readOffset", "messages", "indexEntries", "drains", "flushes", "rollOvers"):
-                    assert row[key] >= last.get(key, 0), key
-            except AssertionError as error:
-                problems.append(error)
-                return
+            check(row)
+            for key in ("phyOffset", "readOffset", "messages", "indexEntries", "drains", "flushes", "rollOvers"):
+                assert row[key] >= last.get(key, 0), key
             last = row
             seen[number] += 1
             stop.wait(0.002)  # the others are to have a turn, too
@@ -372,54 +355,47 @@ async def test_rows_from_three_threads_while_a_log_grows(tmp_path: Path) -> None
                     writer.append(next(endless))
                 stop.wait(0.002)
 
-    with opened_inside(store, data) as daemon:
+    with opened_inside(store, data) as daemon, ThreadPoolExecutor(4) as pool:
         async with running(daemon):
             await wait_until(lambda: row_of(daemon)["phase"] == "running")
-            threads = [threading.Thread(target=look, args=(daemon, number)) for number in range(3)]
-            writer = threading.Thread(target=write)
-            for thread in (*threads, writer):
-                thread.start()
-            await wait_until(lambda: not writer.is_alive() or problems)
-            await wait_until(lambda: row_of(daemon)["messages"] == count or problems)
-            await wait_until(lambda: row_of(daemon)["durableOffset"] == row_of(daemon)["phyOffset"] or problems)
-            stop.set()
-            for thread in threads:
-                thread.join()
-            assert not problems, problems
+            looking = [pool.submit(look, daemon, number) for number in range(3)]
+            writing = pool.submit(write)
+
+            def is_written() -> bool:
+                row = row_of(daemon)
+                return writing.done() and row["messages"] == count and row["durableOffset"] == row["phyOffset"]
+
+            try:
+                await wait_until(lambda: is_written() or any(each.done() for each in looking))
+            finally:
+                stop.set()
+            for each in (*looking, writing):
+                each.result(30)
             assert min(seen) > 20
             row = row_of(daemon)
-            assert row["caughtUp"]
-            assert row["dispatchBehindBytes"] == row["dispatchBehindMilliseconds"] == row["dispatchBehindMessages"] == 0
-            assert (row["queueRows"], row["queueBytes"], row["queueOldestMilliseconds"]) == (0, 0, 0)
-            assert row["readMessages"] == count
+            zero = ("dispatchBehindBytes", "dispatchBehindMilliseconds", "dispatchBehindMessages", "queueRows")
+            assert [row[key] for key in (*zero, "queueBytes", "queueOldestMilliseconds")] == [0] * 6
+            assert (row["caughtUp"], row["readMessages"]) == (True, count)
             assert row["readBytesTotal"] >= row["phyOffset"] - SEGMENT_SIZE
             assert row["drains"] == daemon._board.drain_seconds.count > 1
             assert row["flushes"] >= daemon._board.flush_seconds.count > 1
-            assert row["lastDrainMilliseconds"] > 0
-            assert row["lastFlushMilliseconds"] > 0
+            assert min(row["lastDrainMilliseconds"], row["lastFlushMilliseconds"]) > 0
         assert row_of(daemon)["phase"] == "stopping"
-    check_files(row, data)
-
-
-def check_files(row: dict[str, Any], data: Path) -> None:
-    """The figures of the outputs are those of the files on the disk."""
+    # The figures of the outputs are those of the files on the disk.
     key, queues, sparse = row["outputs"]
     files = index_files(data)
     entries = [IndexHeader.unpack(path.read_bytes()[:HEADER_SIZE]).entries for path in files]
-    layout = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
     assert key["files"] == row["indexFiles"] == len(files) == row["rollOvers"] + 1
     assert key["entries"] == row["indexEntries"] == sum(entries)
-    assert key["bytes"] == sum(path.stat().st_size for path in files) == len(files) * layout.file_size
+    assert key["bytes"] == sum(path.stat().st_size for path in files)
     assert key["fillRatio"] == pytest.approx(entries[-1] / (INDEX_NUM - 1), abs=1e-3)
     units = [path for path in (data / "consumequeue").rglob("*") if path.is_file()]
-    assert queues["files"] == len(units)
+    assert (queues["files"], queues["fillRatio"]) == (len(units), None)
     assert queues["entries"] == row["consumeQueueUnits"] == queues["bytes"] / 20
-    assert queues["fillRatio"] is None
-    pairs = list((data / "sparse").iterdir())
-    assert sparse["files"] == len(pairs)
-    assert sparse["entries"] == row["sparseEntries"]
-    sealed = sum(path.stat().st_size for path in sorted(pairs)[:-2])
-    assert sealed <= sparse["bytes"] <= sum(path.stat().st_size for path in pairs)
+    pairs = sorted((data / "sparse").iterdir())
+    assert (sparse["files"], sparse["entries"]) == (len(pairs), row["sparseEntries"])
+    sizes = [path.stat().st_size for path in pairs]
+    assert sum(sizes[:-2]) <= sparse["bytes"] <= sum(sizes)
 
 
 async def test_a_log_that_waits_is_behind_by_what_is_in_it(tmp_path: Path) -> None:
@@ -438,12 +414,10 @@ async def test_a_log_that_waits_is_behind_by_what_is_in_it(tmp_path: Path) -> No
             daemon.state.meter.seen_end = end
             row = row_of(daemon)
             check(row)
-            assert row["phyOffset"] == 0
-            assert row["dispatchBehindBytes"] == end
+            assert (row["phyOffset"], row["dispatchBehindBytes"], row["caughtUp"]) == (0, end, False)
             assert 500 <= row["dispatchBehindMessages"] <= 9000
             assert row["dispatchBehindMilliseconds"] > 1000
             assert row["queueRows"] > 0
-            assert not row["caughtUp"]
             assert row["outputs"][0]["behindBytes"] == end
             # It waits and says so: no stall, and the service manager hears why.
             await wait_until(lambda: any("waiting (build)" in text for _, text in notifier_of(daemon).said))
@@ -452,8 +426,7 @@ async def test_a_log_that_waits_is_behind_by_what_is_in_it(tmp_path: Path) -> No
             await wait_until(lambda: row_of(daemon)["caughtUp"] and not row_of(daemon)["dispatchBehindBytes"])
             assert row_of(daemon)["problems"] == {}
             kinds = [event.name for event in daemon._board.events.since(0) if event.kind == "disk"]
-            assert kinds[0] == "degraded"
-            assert kinds[-1] == "healed"
+            assert (kinds[0], kinds[-1]) == ("degraded", "healed")
 
 
 async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -> None:
@@ -470,10 +443,8 @@ async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -
             await wait_until(lambda: row_of(daemon)["corrupt"])
             row = row_of(daemon)
             check(row)
-            assert row["corruptRecords"] == 1
-            assert row["skippedBytes"] == row["uncoveredBytes"] == 0
-            assert row["corrupt"]["offset"] == row["readOffset"]
-            assert not row["caughtUp"]
+            assert [row[key] for key in ("corruptRecords", "skippedBytes", "uncoveredBytes")] == [1, 0, 0]
+            assert (row["corrupt"]["offset"], row["caughtUp"]) == (row["readOffset"], False)
             assert "standing at corrupt bytes" in daemon._status()
             config = config_of(store, tmp_path / "data", on_corrupt="skip", corrupt_after_ms="20", settle_ms="10")
             daemon._instance.reload_config = lambda: config
@@ -486,3 +457,125 @@ async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -
             assert sum(end - begin for begin, end, _ in row["uncovered"]) == row["uncoveredBytes"]
             kinds = [event.kind for event in daemon._board.events.since(0)]
             assert {"corrupt", "hole", "reload"} <= set(kinds)
+
+
+# --- when a scrub is due, how fast it reads, and what happens when the disk refuses or the daemon stops
+
+DAY = 86_400
+
+
+class Scrubbed:
+    """A daemon that is opened and does not run, and what scrubs it."""
+
+    def __init__(self, daemon: Any) -> None:
+        self.daemon = daemon
+        self.instance, self.pipeline = daemon._instance, daemon.pipeline
+        self.log: Any = SilentLog()
+        self.instance.log = self.log
+        self.stop = threading.Event()
+        self.scrubbing = Scrubbing(self.instance, self.pipeline, self.stop)
+
+    @property
+    def row(self) -> Any:
+        return self.instance.board.scrub
+
+    def left(self) -> float:
+        return self.scrubbing.seconds_left
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Scrubbed]:
+    write_log(tmp_path / "store", 500)
+    with opened_inside(tmp_path / "store", tmp_path / "data") as daemon:
+        while not daemon.pipeline.built.messages:
+            found = daemon.reader.poll()
+            if hasattr(found, "rows"):
+                daemon.pipeline.build(found)
+        daemon.pipeline.persist(daemon.pipeline.mark())
+        daemon.pipeline.scrubbed_at = None  # a new directory waits for a day
+        yield Scrubbed(daemon)
+        daemon.pipeline.close()
+        daemon.reader.close()
+
+
+def test_it_is_due_at_once_and_then_every_interval(ground: Scrubbed) -> None:
+    assert ground.left() == 0
+    ground.scrubbing.run()
+    assert ground.log.events == ["scrubbed"]
+    assert DAY - 60 < ground.left() <= DAY
+    assert ground.row["bytes"] > 0
+    assert (ground.row["damaged"], ground.row["brokenOff"]) == (0, 0)
+    # Written down with the next frontier, and so for the process that comes after.
+    ground.pipeline.persist(ground.pipeline.mark())
+    assert ground.pipeline.frontier.scrubbed_at == ground.pipeline.scrubbed_at
+    other = Scrubbing(ground.instance, ground.pipeline, ground.stop)
+    assert DAY - 60 < other.seconds_left <= DAY
+    # A clock that was ahead then does not put it off for ever.
+    ground.pipeline.scrubbed_at = int((time.time() + 10 * DAY) * 1000)
+    assert ground.left() == 0
+
+
+def broken(error: Exception) -> Any:
+    def run(_: Scrub) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "damaged"),
+    [(DamagedError("a file", Damage()), 3), (DiskError("read", "a file", OSError(5, "Input/output error")), 0)],
+    ids=["damage", "disk"],
+)
+def test_what_breaks_it_off_is_raised_and_puts_it_off_longer_each_time(
+    ground: Scrubbed, monkeypatch: pytest.MonkeyPatch, error: Exception, damaged: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Scrub, "run", broken(error))
+        for seconds in (60, 120, 240):
+            with pytest.raises(type(error)):
+                ground.scrubbing.run()
+            assert seconds - 30 < ground.left() <= seconds
+        assert (ground.row["damaged"], ground.row["brokenOff"]) == (damaged, 3)
+        ground.instance.board.scrub = {**ground.row, "brokenOff": 1000}
+        assert DAY - 60 < ground.left() <= DAY
+    assert ground.log.events == []
+    ground.scrubbing.run()
+    assert (ground.row["damaged"], ground.row["brokenOff"]) == (damaged, 0)
+
+
+def test_a_stop_ends_it_and_nothing_is_said_of_what_was_found_then(
+    ground: Scrubbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ground.stop.set()
+    ground.scrubbing.run()
+    monkeypatch.setattr(Scrub, "run", broken(DamagedError("a file", Damage())))
+    ground.scrubbing.run()
+    assert ground.log.events == []
+    assert ground.left() == 0
+
+
+def test_the_rate_is_bounded(ground: Scrubbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(ground.stop, "wait", lambda seconds: waited.append(seconds) or False)
+    monkeypatch.setattr("indexd.service.around.time.monotonic", lambda: 1000.0)
+    ground.scrubbing._ahead = 1000.0
+    for _ in range(64):
+        ground.scrubbing._on_bytes(1 << 20)
+    assert waited[-1] == pytest.approx(64 / 32)
+    # What was slow for a while does not hurry afterwards.
+    monkeypatch.setattr("indexd.service.around.time.monotonic", lambda: 2000.0)
+    ground.scrubbing._on_bytes(1 << 20)
+    assert waited[-1] == 0
+    ground.scrubbing._on_bytes(32 << 20)
+    assert waited[-1] == pytest.approx(1 / 32)
+
+
+def test_only_a_full_file_that_is_still_there_takes_a_checksum_over(ground: Scrubbed) -> None:
+    index = ground.daemon._index
+    full, other = FileMark("1", IndexHeader(), full=True), FileMark("2", IndexHeader(), full=True)
+    index._full = [full]
+    index.adopt(replace(full, entries_crc=7, slots_crc=8))
+    index.adopt(replace(other, entries_crc=9, slots_crc=9))
+    assert [(mark.name, mark.entries_crc, mark.slots_crc) for mark in index._full] == [("1", 7, 8)]
+    index._full = []
