@@ -63,7 +63,7 @@ _LONG = (
     *("test_broker_alive", "test_removed_real", "test_beside_shapes", "test_mqtt", "test_real_faults"),
     *("test_daemon_limits", "test_disturbed", "test_scrub", "test_simulated", "test_install", "test_kill"),
     *("test_kafka_broker", "test_soak", "test_damaged_stores"),
-    *("test_http_fuzz", "test_live", "test_prometheus", "test_answers", "test_rebuild"),
+    *("test_http", "test_live", "test_prometheus", "test_answers", "test_rebuild"),
 )
 
 

@@ -24,7 +24,8 @@ from indexd.dispatch.reput import DispatchQueue, ReputState
 from indexd.errors import DiskError, MissingStoreError
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.recovery.recover import Damage, DamagedError
-from indexd.serve.daemon_status import DaemonStatus, Events, Histogram, Status
+from indexd.serve.daemon_status import DaemonStatus, Histogram, Status
+from indexd.serve.events import Events
 from indexd.service.around import Scrubbing
 from indexd.service.log import configure_log
 from indexd.service.state import Lag, LagMeter

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what a status becomes; alert rules and dashboard name what is exported, with a runbook."""
+"""Metrics for Prometheus; alert rules, dashboard and runbook name what is exported; the documents are current."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from indexd.serve.daemon_status import RESULTS, STAGES, STATES, Histogram
 from indexd.serve.metrics import PREFIX, IndexerCollector, render
+from support.docs import METRICS, PAGE, QUERY_PAGE, configuration, metrics, questions
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
 NODE = {"cluster": "DefaultCluster", "node_type": "indexer", "node_id": "broker-a"}
@@ -308,3 +309,46 @@ def test_panels_are_whole_and_do_not_overlap() -> None:
         assert panel["fieldConfig"]["defaults"]["unit"]
         assert all('$cluster"' in to["expr"] and '$node_id"' in to["expr"] for to in panel["targets"])
     assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "cluster", "node_id"]
+
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_the_page_of_settings_is_current() -> None:
+    assert PAGE.read_text("utf-8") == configuration(), "run scripts/docs"
+    page = QUERY_PAGE.read_text("utf-8")
+    assert "| `query-key` | `-k`, `--key` | `key` |" in page
+    assert page == questions(page), "run scripts/docs"
+
+
+def test_the_tables_of_figures_are_current() -> None:
+    page = METRICS.read_text("utf-8")
+    assert page == metrics(page), "run scripts/docs"
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+def test_what_is_read_first_stays_short(name: str) -> None:
+    assert (ROOT / name).stat().st_size <= 12 * 1024
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = []
+    for page in DOCUMENTS:
+        for path, anchor in LINK.findall(page.read_text("utf-8")):
+            target = page.parent / path if path else page
+            is_page = target.suffix == ".md"
+            if not target.exists() or (anchor and is_page and anchor not in anchors(target)):
+                broken.append(f"{page.name}: {path}#{anchor}")
+    assert broken == []
+
+
+def test_every_page_stands_in_the_readme() -> None:
+    words = (ROOT / "README.md").read_text("utf-8") + (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in words] == []

@@ -15,7 +15,8 @@ from indexd.errors import UsageError
 from indexd.findings import findings_of
 from indexd.query.message import Body
 from indexd.query.questions import ByKey
-from indexd.serve.daemon_status import KINDS, summary_of
+from indexd.serve.daemon_status import summary_of
+from indexd.serve.events import KINDS
 from indexd.serve.web.page import ASSETS, WAYS, SearchForm, asset, body_view, render, render_page
 
 NOW = 1_700_000_000_123

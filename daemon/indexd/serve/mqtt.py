@@ -25,7 +25,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from indexd.config import Config, MqttConfig
 from indexd.errors import DiskError
-from indexd.serve.daemon_status import DaemonStatus, Event
+from indexd.serve.daemon_status import DaemonStatus
+from indexd.serve.events import Event
 from indexd.storage.disk import Disk
 
 Logger = Any

@@ -23,7 +23,8 @@ from indexd.errors import UsageError
 from indexd.query import QUESTIONS, Data, NotFound
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByUniqueKey, Count, Question, Whole, make_question
 from indexd.query.source import Look, OpenIndexFile, topics_of
-from indexd.serve.daemon_status import DaemonStatus, Event
+from indexd.serve.daemon_status import DaemonStatus
+from indexd.serve.events import Event
 from indexd.serve.http import answers
 from indexd.serve.http.answers import OF_LISTS, Bodies, Row, coverage_row, json_response, to_json
 from indexd.serve.http.guard import MEDIA_TYPE, ProblemError, wrong_values
