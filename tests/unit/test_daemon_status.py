@@ -382,7 +382,11 @@ async def test_rows_from_three_threads_while_a_log_grows(tmp_path: Path) -> None
             assert row["flushes"] >= daemon._board.flush_seconds.count > 1
             assert min(row["lastDrainMilliseconds"], row["lastFlushMilliseconds"]) > 0
         assert row_of(daemon)["phase"] == "stopping"
-    # The figures of the outputs are those of the files on the disk.
+    check_files(row, data)
+
+
+def check_files(row: dict[str, Any], data: Path) -> None:
+    """The figures of the outputs are those of the files on the disk."""
     key, queues, sparse = row["outputs"]
     files = index_files(data)
     entries = [IndexHeader.unpack(path.read_bytes()[:HEADER_SIZE]).entries for path in files]

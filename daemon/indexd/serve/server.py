@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 import uvloop
@@ -31,12 +30,6 @@ _STEADY_SECONDS = 60.0
 # What is under way at a stop may take so long.
 _LEAVE_SECONDS = 5.0
 _BACKLOG = 1024
-# What each is made of is much of a start's time and memory: it is loaded when it is wanted, in the outlets' own thread.
-_OUTLETS = {
-    "http": ("indexd.serve.http.server", "serve_http"),
-    "remoting": ("indexd.serve.remoting.server", "serve_remoting"),
-    "mqtt": ("indexd.serve.mqtt", "publish"),
-}
 
 
 class ServeThread:
@@ -104,6 +97,22 @@ class ServeThread:
         if late:
             self._log.warning("outlets_cut_off", outlets=len(late))
 
+    async def _outlet(self, name: str) -> None:
+        # What each is made of is much of a start's time and memory: it is loaded when it is wanted, in this thread.
+        given = self._config, self._status, self._log
+        if name == "mqtt":
+            from indexd.serve import mqtt  # noqa: PLC0415 - aiomqtt and paho
+
+            await mqtt.publish(*given, self._stop)
+        elif name == "http":
+            from indexd.serve.http import server as http  # noqa: PLC0415 - starlette and uvicorn
+
+            await http.serve_http(*given, self._sockets[name], self._stop)
+        else:
+            from indexd.serve.remoting import server as remoting  # noqa: PLC0415 - a daemon may not speak it
+
+            await remoting.serve_remoting(*given, self._sockets[name], self._stop)
+
     def _listen(self, name: str) -> None:
         listening = self._sockets[name] = listen(self._addresses[name], name)
         host, port = listening.getsockname()[:2]
@@ -118,10 +127,7 @@ class ServeThread:
             try:
                 if name in self._addresses and name not in self._sockets:
                     await asyncio.to_thread(self._listen, name)  # a name may have to be asked for
-                module, function = _OUTLETS[name]
-                outlet = getattr(import_module(module), function)
-                listening = [self._sockets[name]] if name in self._addresses else []
-                await outlet(self._config, self._status, self._log, *listening, stop)
+                await self._outlet(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the same; uvicorn ends by sys.exit
                 problem = error.line() if isinstance(error, IndexdError) else repr(error)
             if stop.is_set():
