@@ -23,7 +23,7 @@ class IndexdError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as what it is, whatever its constructor asks for: errors come back from other processes."""
-        return _unpickled, (type(self), self.args, self.__dict__)
+        return _unpickled, (type(self), self.args), self.__dict__
 
     def line(self) -> str:
         """The one line an operator sees."""
@@ -31,11 +31,8 @@ class IndexdError(Exception):
         return " ".join(text.split())
 
 
-def _unpickled(kind: type[IndexdError], args: tuple[Any, ...], attributes: dict[str, Any]) -> IndexdError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error
+def _unpickled(kind: type[IndexdError], args: tuple[Any, ...]) -> IndexdError:
+    return kind.__new__(kind, *args)
 
 
 class NoRoomError(IndexdError):

@@ -10,7 +10,7 @@ import enum
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -41,11 +41,6 @@ class OutputMark(Generic[Held]):
     directories: tuple[Path, ...] = ()
     expired: tuple[Path, ...] = ()
     serial: int = 0
-
-    def without(self, done: OutputMark[Held]) -> OutputMark[Held]:
-        """What is left to do of this newer mark once ``done`` is durable."""
-        expired = set(done.expired)
-        return replace(self, expired=tuple(path for path in self.expired if path not in expired))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,8 @@ from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, segment_base
 from support.commitlog_writer import CommitLogWriter
 from support.daemon import (
-    COMMAND,
-    QUICK,
     Daemon,
     assert_same_index,
-    environment,
     index_files,
     indexd,
     indexd_here,
@@ -261,24 +258,6 @@ def test_the_data_directory_is_moved_away_and_comes_back(place: Place) -> None:
         daemon.wait_caught_up(place.end)
         assert indexd("--store", place.store, "--data", place.data, *SIZES).returncode == 5
         check_whole(daemon, place.end)
-
-
-@pytest.mark.parametrize("limit", [8, 10, 12, 13])
-def test_too_few_descriptors_to_start_at_all(place: Place, limit: int) -> None:
-    place.log(3000)
-    done = subprocess.run(
-        [COMMAND, "--store", place.store, "--data", place.data, *SIZES],
-        env=environment(QUICK),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
-    )
-    assert done.returncode == INTERNAL, done.stderr
-    assert "Too many open files" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 def test_a_segment_in_the_middle_is_gone(stopped: Place) -> None:

@@ -80,27 +80,23 @@ ON_EXT4 = pytest.mark.parametrize("room", ["ext4"], indirect=True)
 # --- no room ---
 
 
-def test_full_before_the_first_start(room: Place) -> None:
-    room.log(1000)
+@pytest.mark.parametrize("is_built", [False, True])
+def test_full_before_a_start(room: Place, is_built: bool) -> None:
+    """The first one, or one that has to recover: a service manager tries again, which is no crash loop."""
+    room.env = {"INDEXD_UNCLEAN_STARTS_MAX": "1"}
+    if is_built:
+        with room.running():
+            pass
+        # What a start removes or cuts would give a page back, and one is enough to open.
+        for path in (*room.data.glob("*.tmp"), room.data / "state", room.data / "starts"):
+            path.unlink(missing_ok=True)
+    else:
+        room.log(1000)
     filler = fill(room.data)
-    room.fails(FULL)
+    for _ in range(2):
+        room.fails(FULL)
     filler.unlink()
     room.starts_well()
-
-
-def test_full_before_a_start_that_has_to_recover(room: Place) -> None:
-    with room.running():
-        pass
-    # What a start removes or cuts would give a page back, and one is enough to open.
-    for path in (*room.data.glob("*.tmp"), room.data / "state", room.data / "starts"):
-        path.unlink(missing_ok=True)
-    filler = fill(room.data)
-    with room.daemon() as daemon:
-        assert FULL in degraded(daemon, "cannot write", stage="open")
-        check_calm(daemon)
-        filler.unlink()
-        daemon.wait_event("recovered")
-        check_whole(daemon, room.end)
 
 
 NO_QUEUES = (*SIZES, "--consume-queue", "false")
@@ -379,8 +375,8 @@ def test_a_log_that_cannot_be_read_for_a_while(place: Place) -> None:
 # --- time ---
 
 DAY = 24 * 3600
-# A look at the broker, the disk and the log's end is blamed on a file system when it takes 15 s.
-BLAMED_SECONDS = 18
+# Longer than a beat of the daemon may be late.
+STOPPED_SECONDS = 7
 
 
 class Clock:
@@ -454,17 +450,16 @@ def test_a_clock_that_was_set_back_between_two_unclean_starts(place: Place, cloc
     place.starts_well()
 
 
-def test_nothing_is_blamed_after_a_stop_that_is_longer_than_any_look_may_take(place: Place) -> None:
+def test_nothing_is_blamed_after_a_stop(place: Place) -> None:
     with place.running() as daemon:
         os.kill(daemon.pid, signal.SIGSTOP)
         place.log(8000)
-        time.sleep(BLAMED_SECONDS)
+        time.sleep(STOPPED_SECONDS)
         assert daemon.state()["phyOffset"] < place.end
         os.kill(daemon.pid, signal.SIGCONT)
         daemon.wait_caught_up(place.end)
         beats = int(daemon.state()["writtenAt"])
         daemon.wait_state(lambda row: bool(row["writtenAt"] > beats + 3000))  # one look around and one beat, at least
-        check_calm(daemon)
         assert not daemon.state()["stalled"]
         assert not [row for row in daemon.events() if row["level"] != "info"]
         check_whole(daemon, place.end)

@@ -12,7 +12,7 @@ from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_f
 from indexd.query import open_data as open_query
 from indexd.recovery.open import Opened, open_data, reader_options
 from indexd.recovery.rebuild import rebuild
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import Daemon, assert_same_index, indexd_here

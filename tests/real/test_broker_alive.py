@@ -94,7 +94,7 @@ def test_a_broker_is_seen_loading_running_and_stopped(home: Path) -> None:
             assert state["phyOffset"] >= state["broker"]["maxOffset"] > 0
             row = watch.look()
             assert row["maxOffset"] > 0
-            assert row["indexingWhy"] == "its newest index file grows"
+            assert row["indexingWhy"] == f"by {broker.home / 'broker.conf'}"
             assert not troubles(daemon)
             broker.stop()
             row = watch.look()

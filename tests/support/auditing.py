@@ -31,7 +31,7 @@ from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.pages.wording import show_size
 from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 from support.goldens import Golden
 from support.naive import NaiveIndexFile, NaiveMessage, key_hash, naive_frames, split_keys

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from indexd.service.broker import BrokerAdmin, BrokerFinder, SilentBrokerError
+from indexd.service.broker import BrokerAdmin, SilentBrokerError
 
 #: What is done with a request: the connection, and the request's header.
 Answer = Callable[[socket.socket, dict[str, Any]], None]
@@ -36,7 +36,7 @@ def well(offset: object, begin: str = "0", **changed: object) -> Answer:
     return answer
 
 
-def said(broker: BrokerAdmin | BrokerFinder) -> Any:
+def said(broker: BrokerAdmin) -> Any:
     """The offsets that it names, or why it names none."""
     try:
         return broker.offsets()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.whole_log import WholeLog
+from indexd.recovery.recover import WholeLog
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.rows import config_of

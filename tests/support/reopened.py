@@ -12,7 +12,7 @@ from indexd.errors import CorruptDataError
 from indexd.flush.frontier import read_frontier, write_frontier
 from indexd.recovery.open import open_data, reader_options
 from indexd.recovery.rebuild import rebuild
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import CommitLogWriter

@@ -38,8 +38,6 @@ from indexd.service.state import DaemonState, EventReporter, Watch, write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
-from support.sim_checks import BrokenError
-from support.sim_disk import SimDisk
 from support.small_log import BASE_TIME
 
 
@@ -211,13 +209,7 @@ class SimDaemon:
     def _open(self, forced: bool, damage: Damage) -> Opened:
         own = _HeldLock(self.files.lock), self.starts, DaemonStatus(self.config), Notifier(None, None), self.log
         instance = Instance(self.config, lambda: self.config, self.disk, self.files, *own)
-        try:
-            return open_for_run(instance, forced=forced, damage=damage)
-        except DiskError as error:
-            # A process that waits for room tries it again and again.
-            if error.is_full and isinstance(self.disk, SimDisk) and self.disk.still_open:
-                raise BrokenError("other", f"an opening without room left open: {self.disk.still_open}") from error
-            raise
+        return open_for_run(instance, forced=forced, damage=damage)
 
     def read(self, polls: int = _POLLS_MAX) -> bool:
         """Poll so often, or until the log's end; True at the end."""

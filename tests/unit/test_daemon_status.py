@@ -91,8 +91,6 @@ def test_the_phases_in_their_order_and_what_is_left_of_each(status: DaemonStatus
     status.leaving("opening")  # disturbed: it is opened again
     assert looks() == ("opening", None, None)
     assert status.row().keys() == ALWAYS, "nothing of the run before is said to be true"
-    status.waiting("open", "no space")
-    assert status.row()["problems"] == {"open": "no space"}
     status.recovering("replay", 0, 1)
     assert (status.row()["recovering"]["done"], status.row()["problems"]) == (0, {})
 
@@ -239,7 +237,7 @@ async def test_a_message_on_its_way_is_as_late_as_it_is_old() -> None:
     await scene.queue.put(batch)
     scene.look(is_at_end=True)
     assert scene.lag() == Lag(101_000, 1000, 500, 10)
-    items = await scene.queue.drain()
+    items = scene.queue.drain()
     scene.meter.take(items)
     scene.now += 2
     scene.look(is_at_end=True)
@@ -259,7 +257,7 @@ async def test_behind_the_log_what_was_not_read_is_estimated() -> None:
     scene.meter.seen_end = 205_000
     assert scene.lag() == Lag(205_000, 105_000, 20_000, 50 + 1000)
     scene.built.phy_offset, scene.built.messages = 105_000, 1050
-    await scene.queue.drain()
+    scene.queue.drain()
     assert scene.lag() == Lag(205_000, 100_000, 20_000, 1000), "the next one is younger than the last that was read"
 
 
@@ -577,7 +575,7 @@ def test_the_rate_is_bounded(ground: Scrubbed, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_a_full_file_that_is_still_there_takes_a_checksum_over(ground: Scrubbed) -> None:
-    index = ground.daemon._index
+    index = ground.pipeline.index
     full, other = FileMark("1", IndexHeader(), full=True), FileMark("2", IndexHeader(), full=True)
     index._full = [full]
     index.adopt(replace(full, entries_crc=7, slots_crc=8))

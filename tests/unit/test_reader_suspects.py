@@ -14,7 +14,7 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.errors import CorruptDataError, DisturbedError
-from indexd.recovery.whole_log import WholeLog
+from indexd.recovery.recover import WholeLog
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.fake_broker import Named
 from support.reading import SEGMENT_SIZE, Clock, open_reader, patch

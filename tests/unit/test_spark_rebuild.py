@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from indexd.config import Config
 from indexd.errors import CorruptDataError
-from indexd.flush.registry import OUTPUTS
+from indexd.flush.pipeline import OUTPUTS
 from indexd.recovery.rebuild import Rebuilt
 from indexd.spark.rebuild import stage_two
 from indexd.spark.rebuild.job import StageOne, work

@@ -18,7 +18,7 @@ from indexd.findings import Findings
 from indexd.flush.frontier import StoreCheckpoint, write_abort, write_frontier
 from indexd.flush.pipeline import Pipeline
 from indexd.recovery.open import open_data, reader_options
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles, segment_name
 from indexd.verify import whole

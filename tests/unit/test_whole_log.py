@@ -9,7 +9,7 @@ import pytest
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.errors import CorruptDataError
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.reading import SEGMENT_SIZE, open_reader, patch
 

@@ -366,22 +366,22 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
 def _here(config: Config, out: Path) -> Rebuilt:
     prepare_compiler()
     from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
-    from indexd.service.broker import suspects_limit  # noqa: PLC0415 - the same
+    from indexd.service.broker import BrokerLimit  # noqa: PLC0415 - the same
 
     disk = Disk()
-    with progress_bar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
+    with progress_bar("rebuild") as bar, closing(BrokerLimit(config, disk)) as limit:
         return build(config, disk, out, bar, limit)
 
 
 def _on_spark(config: Config, out: Path) -> tuple[Rebuilt, int]:
     with spark_session(config, "indexd rebuild") as spark:
-        from indexd.service.broker import suspects_limit  # noqa: PLC0415 - loads numba
+        from indexd.service.broker import BrokerLimit  # noqa: PLC0415 - loads numba
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
         from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
 
         disk, tasks = disk_for(config), partial(run_tasks, spark)
-        with progress_bar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
+        with progress_bar("rebuild") as bar, closing(BrokerLimit(config, disk)) as limit:
             return build(config, disk, out, tasks, bar, slots=slots(spark), log_limit=limit)
 
 

@@ -63,35 +63,42 @@ class DispatchQueue:
         #: What waits is to be drained now.
         self.due = asyncio.Event()
         self._items: list[Item] = []
-        self._changed = asyncio.Condition()
+        self._room = asyncio.Event()
+        self._is_stopped = False
 
     def __len__(self) -> int:
         return len(self._items)
 
     async def put(self, item: Item) -> None:
-        """Append, once there is room."""
+        """Append, once there is room, or it is stopped."""
         rows, size = (item.rows, item.size) if isinstance(item, DispatchBatch) else (0, 0)
-        async with self._changed:
-            while self._items and (
-                self.waiting.rows + rows > self.rows_max or self.waiting.bytes + size > self.bytes_max
-            ):
-                self.is_blocked = True
-                self.due.set()
-                await self._changed.wait()
-            self._items.append(item)
-            before = self.waiting
-            since = time.monotonic() if before.since is None else before.since
-            oldest = oldest_timestamp([item]) if before.store_timestamp is None else before.store_timestamp
-            self.waiting = Waiting(before.rows + rows, before.bytes + size, since, oldest)
+        while (
+            self._items
+            and not self._is_stopped
+            and (self.waiting.rows + rows > self.rows_max or self.waiting.bytes + size > self.bytes_max)
+        ):
+            self.is_blocked = True
+            self.due.set()
+            self._room.clear()
+            await self._room.wait()
+        before = self.waiting
+        self._items.append(item)
+        since = time.monotonic() if before.since is None else before.since
+        oldest = oldest_timestamp([item]) if before.store_timestamp is None else before.store_timestamp
+        self.waiting = Waiting(before.rows + rows, before.bytes + size, since, oldest)
 
-    async def drain(self) -> list[Item]:
+    def stop(self) -> None:
+        """A full queue must not keep a stop waiting: what is just being put passes."""
+        self._is_stopped = True
+        self._room.set()
+
+    def drain(self) -> list[Item]:
         """Everything that waits; makes room."""
-        async with self._changed:
-            items, self._items = self._items, []
-            self.waiting, self.is_blocked = Waiting(), False
-            if not self.closed:
-                self.due.clear()
-            self._changed.notify_all()
+        items, self._items = self._items, []
+        self.waiting, self.is_blocked = Waiting(), False
+        if not self.closed:
+            self.due.clear()
+        self._room.set()
         return items
 
     def close(self) -> None:
@@ -116,7 +123,7 @@ async def drain(
         due = begun + max(seconds - _READ_SECONDS - took, seconds / 2)
         await pause(queue.due, max(due - time.monotonic(), 0.0))
         closed, begun = queue.closed, time.monotonic()
-        await build(await queue.drain())
+        await build(queue.drain())
         if closed:
             return
         took = time.monotonic() - begun
@@ -190,7 +197,7 @@ async def reput(
             if isinstance(found, Skipped):
                 on_event(found)
             if isinstance(found, (DispatchBatch, Skipped)):
-                await _put(queue, found, stop)
+                await queue.put(found)
             if problem is None and corrupt is None:
                 retry = _RETRY_SECONDS_MIN
             else:
@@ -198,16 +205,6 @@ async def reput(
                 retry = min(2 * retry, retry_max())
     finally:
         queue.close()
-
-
-async def _put(queue: DispatchQueue, item: Item, stop: asyncio.Event) -> None:
-    # A full queue must not keep a stop waiting: what is not put is read again after the next start.
-    tasks = [asyncio.ensure_future(queue.put(item)), asyncio.ensure_future(stop.wait())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

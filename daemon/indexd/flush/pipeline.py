@@ -1,8 +1,8 @@
 """Pipeline: all outputs of one data directory, from a batch of the log to durable files and a frontier that names them.
 
-A batch goes through every output before the position moves, so what is marked covers what is in all of them. What is
-marked is made durable by another thread while building goes on: first the files, then the checkpoint, then the frontier
-(ARCHITECTURE.md, decision 5).
+OUTPUTS says which outputs there are. A batch goes through every one before the position moves, so what is marked covers
+what is in all of them. What is marked is made durable by another thread while building goes on: first the files, then
+the checkpoint, then the frontier (ARCHITECTURE.md, decision 5).
 """
 
 from __future__ import annotations
@@ -20,14 +20,24 @@ from indexd import __version__
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
+from indexd.config import Config
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError, DisturbedError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, StoreCheckpoint, Uncovered, add_uncovered, write_frontier
 from indexd.flush.watch import LogChangeDetector
+from indexd.index.file import IndexService
 from indexd.output import Output, OutputMark
+from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles
 
 Item = DispatchBatch | Skipped
+#: The key index is the first: where it stands, all others are to stand. Another output is one more line here.
+OUTPUTS: tuple[type[Output[Any]], ...] = (
+    IndexService,
+    ConsumeQueueStore,
+    SparseService,
+)
 
 # So many files are synced one after the other; of more, so many at once.
 _MANY = 64
@@ -50,11 +60,6 @@ class Progress:
     def has_work(self) -> bool:
         """Whether there is something to write down besides how far the log was read."""
         return any(mark.expired for mark in self.marks)
-
-    def without(self, done: Progress) -> Progress:
-        """What is left to do of this newer one once ``done`` is durable."""
-        marks = zip(self.marks, done.marks, strict=True)
-        return replace(self, marks=tuple(mark.without(other) for mark, other in marks))
 
 
 @dataclass(slots=True)
@@ -97,11 +102,20 @@ class Pipeline:
         self.progress = self.mark()
 
     @property
+    def index(self) -> IndexService:
+        """The first output."""
+        index = self.outputs[0]
+        assert isinstance(index, IndexService)
+        return index
+
+    @property
     def is_ahead(self) -> bool:
         """Whether ``progress`` says more than the frontier, or has work left."""
         known, found = self.frontier, self.progress.frontier
         stands = known.phy_offset, known.uncovered, known.stale_head
-        return stands != (found.phy_offset, found.uncovered, found.stale_head) or self.progress.has_work
+        return stands != (found.phy_offset, found.uncovered, found.stale_head) or any(
+            mark.expired for mark in self.progress.marks
+        )
 
     def apply(self, items: list[Item], log_begin: int) -> list[str]:
         """Build ``items`` and drop what only points before ``log_begin``; the names of files that can go.
@@ -165,19 +179,22 @@ class Pipeline:
         self.built = replace(self.built, uncovered=uncovered)
         return [name for output in self.outputs for name in output.expire(min_phy_offset)]
 
-    def mark(self, refill_offset: int | None = None) -> Progress:
-        """What stands now; ``refill_offset``: before it, the secondary outputs are filled."""
+    def mark(self) -> Progress:
+        """What stands now."""
         marks = tuple(output.mark() for output in self.outputs)
         held = {output.name: mark.held for output, mark in zip(self.outputs, marks, strict=True)}
         evidence = self.detector.points()
-        return Progress(replace(self.built, outputs=held, evidence=evidence, refill_offset=refill_offset), marks)
+        return Progress(replace(self.built, outputs=held, evidence=evidence, refill_offset=None), marks)
 
     def persist(self, progress: Progress) -> None:
         """Make ``progress`` durable; ``persisted`` is told afterwards."""
         started = time.monotonic()
         progress = replace(progress, frontier=replace(progress.frontier, scrubbed_at=self.scrubbed_at))
         with missing_is_disturbed(self.outputs):
-            self._sync(progress)
+            for mark in progress.marks:
+                sync_files(self._disk, mark.unsynced, self._count)
+                # The names after what they name: a file that is found is whole.
+                sync_dirs(self._disk, mark.directories)
         self.written = {}
         write_down(self._disk, self._files, progress.frontier)
         self.frontier = progress.frontier
@@ -186,13 +203,15 @@ class Pipeline:
         self.counters.flushes += 1
         self.counters.last_seconds = time.monotonic() - started
 
+    def _count(self) -> None:
+        # One by one: whoever watches sees that a long flush goes on.
+        self.counters.files_synced += 1
+
     def persisted(self, progress: Progress) -> None:
         """Close what is durable to its end and remove what no frontier names any more.
 
         Building has gone on meanwhile: what is to be persisted next was marked before these files are closed.
         """
-        # First of all: what the disk refuses to remove is in the next mark, and a closed file must not be synced again.
-        self.progress = self.progress.without(progress)
         for output, mark in zip(self.outputs, progress.marks, strict=True):
             output.synced(mark)
 
@@ -211,15 +230,15 @@ class Pipeline:
         for output in self.outputs:
             output.close()
 
-    def _sync(self, progress: Progress) -> None:
-        for mark in progress.marks:
-            sync_files(self._disk, mark.unsynced, self._count)
-            # The names after what they name: a file that is found is whole.
-            sync_dirs(self._disk, mark.directories)
 
-    def _count(self) -> None:
-        # One by one: whoever watches sees that a long flush goes on.
-        self.counters.files_synced += 1
+def make_outputs(config: Config, disk: Disk, data: Path) -> tuple[Output[Any], ...]:
+    """Those that are asked for, empty."""
+    return tuple(output for output, is_wanted in all_outputs(config, disk, data) if is_wanted)
+
+
+def all_outputs(config: Config, disk: Disk, data: Path) -> list[tuple[Output[Any], bool]]:
+    """Each, and whether it is asked for; the files of others go."""
+    return [(kind.of(config, disk, data / kind.folder), kind.is_wanted(config)) for kind in OUTPUTS]
 
 
 @contextmanager
@@ -240,11 +259,13 @@ def write_down(disk: Disk, files: DataFiles, frontier: Frontier) -> None:
 
 
 def sync_files(disk: Disk, files: Sequence[Path], count: Callable[[], object] = lambda: None) -> None:
-    """Make files durable; DisturbedError if one is not there. Thousands at a time: disks sync several together.
+    """Make files durable; thousands at a time: disks sync several together. ``count`` is called for each, here."""
 
-    ``count`` is called for each, in this thread.
-    """
-    _each(lambda file: _sync_file(disk, file), files, count)
+    def sync(file: Path) -> None:
+        with disk.open_write(file) as opened:
+            opened.fsync()
+
+    _each(sync, files, count)
 
 
 def sync_dirs(disk: Disk, paths: Sequence[Path]) -> None:
@@ -252,22 +273,12 @@ def sync_dirs(disk: Disk, paths: Sequence[Path]) -> None:
     _each(disk.sync_dir, paths)
 
 
-def _each(sync: Callable[[Any], None], files: Sequence[Any], count: Callable[[], object] = lambda: None) -> None:
-    if len(files) < _MANY:
-        for file in files:
-            sync(file)
+def _each(sync: Callable[[Path], None], paths: Sequence[Path], count: Callable[[], object] = lambda: None) -> None:
+    if len(paths) < _MANY:
+        for path in paths:
+            sync(path)
             count()
         return
     with ThreadPoolExecutor(_SYNC_THREADS, "sync") as pool:
-        for _ in pool.map(sync, files):
+        for _ in pool.map(sync, paths):
             count()
-
-
-def _sync_file(disk: Disk, file: Path) -> None:
-    try:
-        with disk.open_write(file) as opened:
-            opened.fsync()
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        raise DisturbedError(f"{file} was removed by somebody else") from error

@@ -13,7 +13,7 @@ from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config
 from indexd.index.format import FLAVOURS
 from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.whole_log import once
+from indexd.recovery.recover import once
 from indexd.storage.disk import Disk
 
 #: Behind every offset.

@@ -31,8 +31,7 @@ from indexd.consumequeue.check import kept_queues
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_frontier, write_frontier
-from indexd.flush.pipeline import Pipeline, missing_is_disturbed
-from indexd.flush.registry import OUTPUTS, all_outputs
+from indexd.flush.pipeline import OUTPUTS, Pipeline, all_outputs, missing_is_disturbed
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.output import Output, OutputRecovery, RecoveryScope
@@ -45,9 +44,9 @@ from indexd.recovery.recover import (
     Recovered,
     RecoveryPlan,
     look,
+    once,
     plan_recovery,
 )
-from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
@@ -58,8 +57,6 @@ _READ_SIZE_MIN = 64 << 10
 # So many of the newest segments are the consumers': their page cache is never given back.
 _HOT_SEGMENTS = 2
 _PAUSE = 0.01
-# So much log is read again between two frontiers that say how far it has come.
-_BYTES_PER_COMMIT = 4 << 30
 
 
 def reader_options(config: Config) -> ReaderOptions:
@@ -257,15 +254,10 @@ class _Opening:
         detector = LogChangeDetector(disk, list_log)
         detector.take_over(self.log.evidence_before(self.base.phy_offset), recovered.compared.tail)
         wanted = [(output, kept.held) for output, is_wanted, kept in self._kept if is_wanted]
+        for output, held in ((self.index, recovered.files), *wanted):
+            output.load(held)
         outputs = [self.index, *(output for output, _ in wanted)]
-        try:
-            for output, held in ((self.index, recovered.files), *wanted):
-                output.load(held)
-            return Pipeline(disk, self.files, outputs, self.base, detector)
-        except BaseException:
-            for output in outputs:
-                output.close()
-            raise
+        return Pipeline(disk, self.files, outputs, self.base, detector)
 
     def _comparison(self, end: int) -> Comparison:
         queues_from = partial(self._queues, end=end)
@@ -392,14 +384,12 @@ def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit
 
 
 def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progress: OnProgress) -> None:
-    # Reads the log from ``begin`` to where the pipeline stands, for all but the key index; now and then a frontier says
-    # how far that has come. What cannot be read (any more) is left out, and noted as uncovered.
+    # Reads the log from ``begin`` to where the pipeline stands, for all but the key index. Broken off, it begins again.
+    # What cannot be read (any more) is left out, and noted as uncovered.
     options = replace(once(reader_options(config)), skip_corrupt=True)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()
-    end = pipeline.built.phy_offset
-
-    committed = reader.position = begin
+    end, reader.position = pipeline.built.phy_offset, begin
     try:
         while reader.position < end:
             poll = reader.poll()
@@ -407,11 +397,6 @@ def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progr
                 batch = before(poll, end)
                 for output in pipeline.outputs[1:]:
                     output.build(batch)
-                if batch.end_offset - committed >= _BYTES_PER_COMMIT:
-                    committed = batch.end_offset
-                    progress = pipeline.mark(committed)
-                    pipeline.persist(progress)
-                    pipeline.persisted(progress)
                 on_progress("refill", batch.end_offset - begin, end - begin)
             elif isinstance(poll, NotYetWritten) and reader.is_undecided:
                 time.sleep(_PAUSE)
@@ -423,9 +408,6 @@ def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progr
                 reason = poll.reason if isinstance(poll, Corrupt) else Reason.UNFINISHED.text
                 pipeline.leave_out(Uncovered(poll.offset, reader.position, reason))
         pipeline.progress = pipeline.mark()
-    except BaseException:
-        pipeline.close()
-        raise
     finally:
         reader.close()
 

@@ -22,12 +22,10 @@ from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.dispatch.reput import Item
 from indexd.errors import BusyError, UsageError
-from indexd.flush.pipeline import Pipeline, sync_files
-from indexd.flush.registry import OUTPUTS, make_outputs
+from indexd.flush.pipeline import OUTPUTS, Pipeline, make_outputs, sync_files
 from indexd.flush.watch import LogChangeDetector
-from indexd.index.file import IndexService
 from indexd.recovery.open import check_store, decode_rules, fresh_frontier, load_kernels, reader_options
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock, owner_pid
 from indexd.storage.names import DataFiles, absolute, building_of
@@ -189,27 +187,24 @@ class _Syncer(ThreadPoolExecutor):
     def __init__(self, disk: Disk, pipeline: Pipeline) -> None:
         super().__init__(1, "sync")
         self._disk, self._pipeline = disk, pipeline
-        index = pipeline.outputs[0]
-        assert isinstance(index, IndexService)
-        self._index = index
         self._synced_entries = 0
         #: The last sync: what its ``result`` raises the rebuild has to raise.
         self.last = self.submit(sync_files, disk, ())
 
     def after_batch(self) -> None:
         """Start a sync every so often; raises what the last one raised."""
-        entries = self._index.entries
+        entries = self._pipeline.index.entries
         if entries - self._synced_entries >= _ENTRIES_PER_SYNC and self.last.done():
             self._start()
 
     def while_quiet(self) -> None:
         """The reader lets the newest frame settle: write and sync what has to be written and synced anyway."""
         if self.last.done():
-            self._index.publish()
+            self._pipeline.index.publish()
             self._start()
 
     def _start(self) -> None:
         self.last.result()
-        self._synced_entries = self._index.entries
+        self._synced_entries = self._pipeline.index.entries
         files = [path for output in self._pipeline.outputs for path in output.unsynced.files()]
         self.last = self.submit(sync_files, self._disk, files)

@@ -7,21 +7,25 @@ pure (``plan_recovery``): nothing is read or written by it, so every case is a r
 Every step of carrying out leaves a directory that the same recovery would bring to the same end: what the frontier says
 is made true again first; where it is not to be true any more, it is replaced before the files change.
 
-KnownLog holds what was noted of the log against what it says today (decision 7).
+KnownLog holds what was noted of the log against what it says today (decision 7). WholeLog is the log from where a
+reader stands to where it ends now, for commands that do not wait for more.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import Message
+from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, LogView, newest
-from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
 from indexd.compare.log import Agreed, Compared, Comparison, compare_with_log
-from indexd.errors import DisturbedError, UnsafeStoreError
+from indexd.errors import CorruptDataError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import Frontier
 from indexd.index.entries import (
     Replayed,
@@ -424,3 +428,46 @@ class KnownLog:
             return None
         with FrameReader(self._disk, self._reader.log) as frames:
             return behind if frames.holds(behind) else None
+
+
+_PAUSE = 0.002
+# Bytes at the end that are no frame are given so long to become one; the daemon, which has time, gives them more.
+_CORRUPT_AFTER = 0.25
+
+
+def once(options: ReaderOptions) -> ReaderOptions:
+    """Options for reading a log once."""
+    return replace(options, corrupt_after=min(options.corrupt_after, _CORRUPT_AFTER))
+
+
+class WholeLog:
+    """Iterates over a log; ``unreadable`` is set when its last bytes are no frame, as after a crash of the broker.
+
+    Raises CorruptDataError for unreadable bytes behind which the log goes on, unless the reader may skip them.
+    """
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self.unreadable: Corrupt | None = None
+
+    def __iter__(self) -> Iterator[DispatchBatch | Skipped]:
+        while True:
+            found = self._reader.poll()
+            if isinstance(found, Corrupt):
+                self._judge(found)
+                return
+            if not isinstance(found, NotYetWritten):
+                yield found
+            elif self._reader.is_undecided:
+                time.sleep(_PAUSE)
+            else:
+                return
+
+    def _judge(self, corrupt: Corrupt) -> None:
+        if corrupt.path is None or self._reader.frames_follow():
+            where = f" of {corrupt.path}" if corrupt.path else ""
+            raise CorruptDataError(
+                f"the log is corrupt at offset {corrupt.offset}{where}: {corrupt.reason}",
+                "give --on-corrupt skip to go on at the next frame that proves itself",
+            )
+        self.unreadable = corrupt

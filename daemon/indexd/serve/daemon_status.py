@@ -448,7 +448,6 @@ class _Standing:
     phase: str
     recovery: Mapping[str, Any] = field(default_factory=lambda: _NOTHING_LEFT)
     source: Callable[[], Row] = dict
-    problems: Mapping[str, str] = field(default_factory=dict)
     step: str = ""
     began: float = 0.0
 
@@ -508,10 +507,6 @@ class DaemonStatus:
         }
         self._standing = _Standing("recovering", row, step=step, began=began)
 
-    def waiting(self, stage: str, problem: str) -> None:
-        """The opening has to wait, and will begin anew."""
-        self._standing = _Standing("opening", _NOT_KNOWN, problems={stage: problem})
-
     def recovered(self, event: str, facts: Row) -> None:
         """An opening is over and came to ``facts``; ``event``: created, opened or recovered."""
         self._last_recovery = {"event": event, "endedAt": int(time.time() * 1000), **facts}
@@ -549,7 +544,7 @@ class DaemonStatus:
             "lastRecovery": self._last_recovery,
             "scrub": dict(self.scrub),
             "stalled": {},
-            "problems": dict(standing.problems),
+            "problems": {},
             **standing.recovery,
             **{name: outlet() for name, outlet in tuple(self.outlets.items())},
             **standing.source(),

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -27,14 +28,15 @@ from indexd.commitlog.format import EndOfFile
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import log_end
-from indexd.commitlog.tail import LogLimit
+from indexd.config import Config
 from indexd.errors import DiskError, IndexdError
 from indexd.flush.pipeline import Pipeline
 from indexd.index.format import FileMark
 from indexd.recovery.recover import DamagedError
-from indexd.service.broker import BrokerWatch
+from indexd.service.broker import BrokerLimit, BrokerWatch
 from indexd.service.instance import Instance
 from indexd.service.state import LagMeter
+from indexd.storage.disk import Disk
 from indexd.verify.scrub import Scrub
 
 # How far it has to fall below the mark before indexing goes on: an index file that is allocated must not undo it.
@@ -84,9 +86,17 @@ _TOLD = ("alive", "indexing", "answers")
 class Around:
     """A context manager around the process's whole life; what it finds is on the board."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance, self._node = instance, instance.config.node
-        self._watch = BrokerWatch(instance.config, instance.disk)
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        make_watch: Callable[[Config, Disk], BrokerWatch] = BrokerWatch,
+        every_seconds: float = _EVERY_SECONDS,
+        first_seconds: float = _FIRST_SECONDS,
+    ) -> None:
+        self._instance, self._node, self._make_watch = instance, instance.config.node, make_watch
+        self._every, self._first = every_seconds, first_seconds
+        self._watch = make_watch(instance.config, instance.disk)
         # Who reads the log now.
         self._followed: tuple[LogReader, LagMeter] | None = None
         self._broker_due = 0.0
@@ -98,17 +108,16 @@ class Around:
         self._thread = threading.Thread(target=self._run, name="around", daemon=True)
 
     def __enter__(self) -> Around:
-        self._instance.looked_around = time.monotonic()
         self._thread.start()
-        self._has_looked.wait(_FIRST_SECONDS)
+        self._has_looked.wait(self._first)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._leave.set()
-        self._thread.join(_FIRST_SECONDS)
+        self._thread.join(self._first)
 
     @property
-    def log_limit(self) -> LogLimit | None:
+    def log_limit(self) -> BrokerLimit:
         """Who is asked how far the log goes."""
         return self._watch.log_limit
 
@@ -145,9 +154,8 @@ class Around:
                 if repr(error) != self._failure:
                     self._failure = repr(error)
                     self._instance.log.error("look_failed", problem=self._failure)  # noqa: TRY400 - a line, no trace
-            self._instance.looked_around = time.monotonic()
             self._has_looked.set()
-            if self._leave.wait(_EVERY_SECONDS):
+            if self._leave.wait(self._every):
                 self._watch.close()
                 return
 
@@ -155,9 +163,10 @@ class Around:
         if self._instance.config.node is not self._node:  # a HUP
             self._watch.close()
             self._node = self._instance.config.node
-            self._watch = BrokerWatch(self._instance.config, self._instance.disk)
+            self._watch = self._make_watch(self._instance.config, self._instance.disk)
             if self._followed is not None:
-                self._followed[0].log_limit = self._watch.log_limit
+                reader, meter = self._followed
+                reader.log_limit, meter.held_at = self._watch.log_limit, None
         found = self._watch.look()
         self._instance.board.broker = found
         told = tuple(found.get(key) for key in _TOLD)
@@ -171,18 +180,15 @@ class Around:
         self._unsafe = unsafe
 
     def _look_at_log(self, reader: LogReader, meter: LagMeter) -> None:
-        limit = self._watch.log_limit if self._watch.log_limit.bounds else None
-        if limit is None:
-            meter.held_at = None
-            if meter.is_at_end:
-                return
+        limit = self._watch.log_limit
+        if meter.is_at_end and not limit.bounds:
+            return
         with suppress(IndexdError):  # the reader meets it as well, and says so
             position, is_waiting = reader.position, meter.is_waiting and not reader.is_undecided
             seen = log_end(self._instance.disk, reader.log, position)
-            if limit is not None:
-                has_messages = seen > position and self._has_messages(position, seen)
-                is_held = limit.compare(position, is_waiting=is_waiting, has_messages=has_messages)
-                meter.held_at = position if is_held else None
+            if limit.bounds:
+                has_messages = is_waiting and seen > position and self._has_messages(position, seen)
+                meter.held_at = position if limit.holds_back(position, has_messages=has_messages) else None
             if not meter.is_at_end or meter.held_at == reader.position:
                 meter.seen_end = seen
 
@@ -190,12 +196,10 @@ class Around:
         # What is left of a message that was never whole is none.
         store = self._instance.config.store
         options = DecoderOptions(check_crc=True)
-        directories = store.commit_log_directories
-        with closing(LogView(self._instance.disk, directories, store.segment_size, options)) as lookup:
+        with closing(LogView(self._instance.disk, store.commit_log_directories, store.segment_size, options)) as lookup:
             found, segment = lookup.at(position), lookup.log.at(position)
-        if isinstance(found, EndOfFile):
-            return segment is not None and seen > segment.end
-        return isinstance(found, Message)
+        is_past_end = isinstance(found, EndOfFile) and segment is not None and seen > segment.end
+        return is_past_end or isinstance(found, Message)
 
 
 # Bytes a second: an index file of 420 MB in 13 s, 2.7 TB in a day.

@@ -1,14 +1,12 @@
 """Watches the broker: is it alive, does it index, where does its log end, which bounds what is read; what is unsafe.
 
-A broker reads broker.conf once, at its start, and so does indexd. The broker's index files say what it does now: the
-newest one's header grows with every key. What is unsafe is only said: it keeps the next
+A broker reads broker.conf once, at its start, and so does indexd. What is unsafe is only said: it keeps the next
 start from going on (exit 3), never a running daemon. Our files are our own, so a broker that indexes as well does
 double work and no harm, while a stop would leave the hole that mode offload is there to avoid.
 
 How far its log goes is asked by remoting request 28, GET_BROKER_RUNTIME_INFO, whose answer's body is ``{"table":
 {"commitLogMinOffset": "0", "commitLogMaxOffset": "123", ...}}``. Whatever listens there may be anything: sizes are
-bounded, one deadline covers the whole exchange, and nothing is asked again here but on a connection that the broker had
-closed meanwhile.
+bounded, and one deadline covers the whole exchange.
 
 The broker is found by ``broker_address`` or broker.conf, else by the process that holds the store's lock. Nothing is
 sent to a port that is not known to be the broker's own: its port for replicas takes any bytes for a replica's
@@ -34,21 +32,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from indexd.commitlog.segments import SegmentList, list_segments
+from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.config.load import index_key, writes_index
+from indexd.config.load import writes_index
 from indexd.config.serving import is_peer, split_address
 from indexd.config.units import RemotePath, printable
-from indexd.errors import DiskError, IndexdError
-from indexd.index.format import HEADER_SIZE, IndexHeader
+from indexd.errors import IndexdError
 from indexd.serve.remoting.command import FrameError, RemotingCommand, decode_command, encode_command
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, listening, look_at_lock
-from indexd.storage.names import is_index_name
 
 GET_BROKER_RUNTIME_INFO = 28
 _ANSWER_SIZE_MAX = 1 << 20
@@ -66,8 +60,6 @@ _SLACK_SECONDS = 2.0
 _LOOKS = 3
 NOT_ASKED = "it was not asked yet"
 _REMEDY = "correct broker_address and send HUP"
-# Between the last word of a broker that ends and the end of its lock.
-_ENDING_SECONDS = 0.2
 
 
 class Offsets(NamedTuple):
@@ -97,13 +89,9 @@ class BrokerAdmin:
 
         Everything before its end was written whole before the answer was sent.
         """
-        deadline, was_kept = time.monotonic() + self._timeout, self._socket is not None
         try:
-            return self._ask(deadline)
+            return self._ask(time.monotonic() + self._timeout)
         except OSError as error:
-            self.close()
-            if was_kept and isinstance(error, ConnectionError):  # the broker drops one that is quiet for two minutes
-                return self.offsets()
             is_late = isinstance(error, TimeoutError)
             why = f"no answer within {self._timeout:g} s" if is_late else error.strerror or str(error)
         except FrameError as error:
@@ -116,8 +104,7 @@ class BrokerAdmin:
     def close(self) -> None:
         """Close the connection; the next question opens one."""
         if self._socket is not None:
-            with suppress(OSError):
-                self._socket.close()
+            self._socket.close()
         self._socket = None
 
     def _ask(self, deadline: float) -> Offsets:
@@ -126,10 +113,10 @@ class BrokerAdmin:
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         self._socket.settimeout(_left(deadline))
         self._socket.sendall(encode_command(RemotingCommand(GET_BROKER_RUNTIME_INFO, self._opaque, language="PYTHON")))
-        (size,) = struct.unpack(">I", self._receive(4, deadline))
+        (size,) = struct.unpack(">I", _receive(self._socket, 4, deadline))
         if size > _ANSWER_SIZE_MAX:
             raise FrameError(f"an answer of {size} bytes")
-        answer = decode_command(self._receive(size, deadline))
+        answer = decode_command(_receive(self._socket, size, deadline))
         if answer.opaque != self._opaque or not answer.is_response:
             raise ValueError("the answer is not to this question")
         if answer.code != 0:
@@ -138,20 +125,20 @@ class BrokerAdmin:
         with suppress(ValueError, RecursionError, TypeError, LookupError):
             table = json.loads(answer.body)["table"]
         begin, end = (_offset(table, f"commitLog{which}Offset") for which in ("Min", "Max"))
-        if end is None or end < 0:
+        if end < 0:
             raise ValueError("the answer has no commitLogMaxOffset")
-        return Offsets(-1 if begin is None else begin, end)
+        return Offsets(begin, end)
 
-    def _receive(self, size: int, deadline: float) -> bytes:
-        assert self._socket is not None
-        answer = bytearray()
-        while len(answer) < size:
-            self._socket.settimeout(_left(deadline))
-            part = self._socket.recv(min(size - len(answer), 65536))
-            if not part:
-                raise ConnectionResetError("the connection was closed before an answer")
-            answer += part
-        return bytes(answer)
+
+def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+    answer = b""
+    while len(answer) < size:
+        connection.settimeout(_left(deadline))
+        part = connection.recv(size - len(answer))
+        if not part:
+            raise ConnectionResetError("the connection was closed before an answer")
+        answer += part
+    return answer
 
 
 def _left(deadline: float) -> float:
@@ -161,105 +148,76 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _offset(table: Any, name: str) -> int | None:
+def _offset(table: Any, name: str) -> int:
     text = table.get(name) if isinstance(table, dict) else None
-    return int(text) if isinstance(text, str) and _OFFSET.fullmatch(text) else None
+    return int(text) if isinstance(text, str) and _OFFSET.fullmatch(text) else -1
 
 
-class BrokerFinder:
-    """``find`` and ``offsets`` are for one thread at a time."""
+def broker_address(config: Config) -> str:
+    """Where the broker of the store is asked; SilentBrokerError says why that is not known."""
+    if config.node.broker_address is not None:
+        return config.node.broker_address
+    if config.store.broker_conf is not None:
+        address = f"{config.broker.broker_ip1 or '127.0.0.1'}:{config.broker.listen_port}"
+        if not is_peer(address):
+            raise SilentBrokerError(f"{address}, of broker_conf, is no address", _HINT)
+        return address
+    lock = lock_of(config)
+    if not lock.alive:
+        raise SilentBrokerError(lock.why or "no broker runs here")
+    if lock.pid is None:
+        raise SilentBrokerError(str(lock.why), _HINT)
+    try:
+        ports = listening(lock.pid)
+    except OSError as error:
+        what = f"where the broker, pid {lock.pid}, listens cannot be seen ({error.strerror})"
+        raise SilentBrokerError(what, _HINT) from error
+    pairs = [port for port in sorted(ports) if port - _FAST_PORT_BELOW in ports]
+    if len(pairs) != 1:
+        what = "is not to be told from its other ports" if pairs else "is not there yet"
+        raise SilentBrokerError(f"the listenPort of the broker, pid {lock.pid}, {what}", _HINT)
+    return f"{ports[pairs[0]]}:{pairs[0]}"
 
-    def __init__(
-        self, config: Config, look_at_lock: Callable[[], BrokerLock], list_log: Callable[[], SegmentList]
-    ) -> None:
-        self._config = config
-        self._look_at_lock = look_at_lock
-        self._list_log = list_log
-        self._admin: BrokerAdmin | None = None
-        #: Where the broker answered last; None before the first time, and while it does not.
-        self.address: str | None = None
 
-    def offsets(self) -> Offsets:
-        """What the broker of this store says. Raises IndexdError: why there is none to ask."""
-        before = self._list_log()
-        if self._admin is not None:
-            with suppress(SilentBrokerError):
-                return self._ask(self._admin, before)
-        address = self._candidate()
-        return self._ask(BrokerAdmin(address), before)
-
-    def close(self) -> None:
-        """Close the connection; the next question looks for the broker again."""
-        if self._admin is not None:
-            self._admin.close()
-        self._admin = self.address = None
-
-    def _ask(self, admin: BrokerAdmin, before: SegmentList) -> Offsets:
-        self._admin, self.address = admin, admin.address
-        try:
-            answer, after = admin.offsets(), self._list_log()
-            begin, end = before.min_offset or 0, after.segments[-1].end if after.segments else 0
-            if begin <= max(answer.begin, 0) <= (after.min_offset or 0) and begin <= answer.end <= end:
-                return answer
-            raise SilentBrokerError(f"it is another store's: its log is [{answer.begin}, {answer.end})")
-        except IndexdError as error:
-            self.close()
-            raise SilentBrokerError(f"the broker at {admin.address}: {error.line()}") from None
-
-    def _candidate(self) -> str:
-        # Where to ask.
-        if self._config.node.broker_address is not None:
-            return self._config.node.broker_address
-        if self._config.store.broker_conf is not None:
-            facts = self._config.broker
-            address = f"{facts.broker_ip1 or '127.0.0.1'}:{facts.listen_port}"
-            if not is_peer(address):
-                raise SilentBrokerError(f"{address}, of broker_conf, is no address", _HINT)
-            return address
-        lock = self._look_at_lock()
-        if not lock.alive:
-            raise SilentBrokerError(lock.why or "no broker runs here")
-        if lock.pid is None:
-            raise SilentBrokerError(str(lock.why), _HINT)
-        try:
-            ports = listening(lock.pid)
-        except OSError as error:
-            what = f"where the broker, pid {lock.pid}, listens cannot be seen ({error.strerror})"
-            raise SilentBrokerError(what, _HINT) from error
-        pairs = [port for port in sorted(ports) if port - _FAST_PORT_BELOW in ports]
-        if len(pairs) != 1:
-            what = "is not to be told from its other ports" if pairs else "is not there yet"
-            raise SilentBrokerError(f"the listenPort of the broker, pid {lock.pid}, {what}", _HINT)
-        return f"{ports[pairs[0]]}:{pairs[0]}"
+def lock_of(config: Config) -> BrokerLock:
+    """Whether a broker has the store open."""
+    store = config.store.store
+    if store is None or isinstance(store, RemotePath):
+        what = "no store is given, only commitlog directories" if store is None else "the store is on another machine"
+        return BrokerLock(None, None, "unknown", what)
+    return look_at_lock(store / "lock")
 
 
 class BrokerLimit:
-    """``ask`` is for the reader's thread, ``refresh`` for whoever watches the broker."""
+    """How far the log goes, by the broker. ``ask`` is for the reader's thread, ``refresh`` for who watches the broker.
+
+    ``bounds``: nothing behind ``offset`` is believed; else the broker is asked about suspects alone.
+    """
 
     def __init__(
-        self, broker: str | BrokerFinder, retry_max: float, clock: Callable[[], float] = time.monotonic
+        self, config: Config, disk: Disk, *, bounds: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._admin = BrokerAdmin(broker) if isinstance(broker, str) else broker
-        #: Nothing behind ``offset`` is believed; else it is asked about suspects alone.
-        self.bounds = isinstance(broker, str)
-        self._clock = clock
+        self._config, self._disk, self.bounds, self._clock = config, disk, bounds, clock
         self._lock = threading.Lock()
-        self._retry_max = max(retry_max, _RETRY_SECONDS_MIN)
-        self._retry = _RETRY_SECONDS_MIN
+        self._admin: BrokerAdmin | None = None
         self._asked = self._next_ask = 0.0
-        # Where the reader waits and what stands there, and how long it leaves between two questions about that.
-        self._waits_for: tuple[int, bytes] | None = None
-        # The same, as it was before the last question that was answered.
-        self._answered_for: tuple[int, bytes] | None = None
+        # Until the next question: longer each time that one brings nothing.
         self._pause = _ASK_SECONDS
+        # Where the reader waits and what stands there; the same as it was before the last question that was answered.
+        self._waits_for: tuple[int, bytes] | None = None
+        self._answered_for: tuple[int, bytes] | None = None
         self._position: int | None = None
-        # Where the reader was at the last look, at how many looks in turn it could not go on, and what stood there.
-        self._stood = (-1, 0)
-        self._has_messages = False
+        # Where whole messages stood at the last look that the offset keeps back, and at how many looks in turn.
+        self._held = (-1, 0)
         #: What the broker named last; None before the first time, and while a broker that was looked for is silent.
         self.offset: int | None = None
         #: Why there was no answer to the last question; None when there was one.
         self.silence: str | None = NOT_ASKED
+
+    @property
+    def address(self) -> str | None:
+        """Where the broker is asked; None while it is not known."""
+        return self._config.node.broker_address if self._admin is None else self._admin.address
 
     def ask(self, position: int, head: bytes = b"") -> int | None:
         """The offset, asked for anew when the last question is some time ago; a reader waits at ``position``.
@@ -270,13 +228,10 @@ class BrokerLimit:
         if self._waits_for != (position, head):
             self._waits_for = (position, head)
             if self.silence is None:
-                self._next_ask = min(self._next_ask, self._asked + _ASK_SECONDS)
-            self._pause = _ASK_SECONDS
+                self._pause, self._next_ask = _ASK_SECONDS, min(self._next_ask, self._asked + _ASK_SECONDS)
         if self._clock() >= self._next_ask and self._lock.acquire(blocking=False):  # else it is just being asked
             try:
                 self._question()
-                if self.offset is not None and self.offset <= position:
-                    self._pause = min(2 * self._pause, self._retry_max + _SLACK_SECONDS)
             finally:
                 self._lock.release()
         return self.offset
@@ -285,22 +240,15 @@ class BrokerLimit:
         """Whether the broker, asked when ``head`` stood at ``position`` already, named that offset."""
         return self.offset == position and self._answered_for == (position, head)
 
-    @property
-    def address(self) -> str | None:
-        """Where the broker is asked; None while it is not known."""
-        return self._admin.address
+    def holds_back(self, position: int, *, has_messages: bool) -> bool:
+        """Every second or so: whether the offset has held the reader back at ``position`` for long.
 
-    def compare(self, position: int, *, is_waiting: bool, has_messages: bool) -> bool:
-        """Every second or so, with the log as it is on disk: whether the offset holds the reader back for long.
-
-        The reader is at ``position``; ``is_waiting``: it finds nothing there that it may take. ``has_messages``: whole
-        ones stand there.
+        ``has_messages``: whole ones stand there, and it finds nothing that it may take.
         """
-        offset = self.offset
-        is_odd = is_waiting and offset is not None and (has_messages or position < offset)
-        looks = self._stood[1] + 1 if is_odd and position == self._stood[0] else int(is_odd)
-        self._stood, self._position, self._has_messages = (position, looks), position, has_messages
-        return looks > _LOOKS and has_messages
+        is_held = has_messages and self.offset is not None
+        self._held = (position, self._held[1] + 1 if is_held and position == self._held[0] else int(is_held))
+        self._position = position
+        return self._held[1] > _LOOKS
 
     def refresh(self) -> None:
         """Ask now."""
@@ -312,125 +260,90 @@ class BrokerLimit:
         position = self._position  # before the offset: the reader may be asking, and goes on behind a later one
         offset = self.offset
         if self.bounds and self.silence is not None and is_expected:
-            silent = f"the broker at {self.address} does not say how far its log goes ({self.silence})"
             what = "what is read is not bounded by it"
             what = what if offset is None else f"nothing behind {offset} is indexed until it does"
-            return [f"{silent}: {what}; see broker_address"]
+            return [f"the broker does not say how far its log goes ({self.silence}): {what}; see broker_address"]
         if not self.bounds or self.silence is not None or offset is None:
             return []
         says = f"the broker at {self.address} says that its log ends at {offset}"
-        if self._stood[1] > _LOOKS:
-            stands = f"but on disk there {'are whole messages' if self._has_messages else 'is no message'}"
-            return [f"{says}, {stands} at {self._stood[0]}: it is another broker's, or the log was cut; {_REMEDY}"]
+        if self._held[1] > _LOOKS:
+            stands = f"but on disk there are whole messages at {self._held[0]}"
+            return [f"{says}, {stands}: it is another broker's, or the log was cut; {_REMEDY}"]
         if position is not None and offset < position:
             cut = f"{says} and it was read up to {position}, so it was cut"
             return [f"{cut}, and entries behind its end stay until something is written there; if not, {_REMEDY}"]
         return []
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; the next question looks for the broker again."""
         with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._admin is not None:
             self._admin.close()
+        self._admin = None
 
     def _question(self) -> None:
-        waits_for, answer = self._waits_for, None
+        waits_for = self._waits_for
         try:
-            answer = self._admin.offsets()
-        except IndexdError as error:
-            self.silence = error.line()
-        self._asked = self._clock()
-        if answer is not None:
+            self.offset, self.silence = self._offsets().end, None
             self._answered_for = waits_for
-            self.offset, self.silence, self._retry = answer.end, None, _RETRY_SECONDS_MIN
-            self._next_ask = self._asked + self._pause
-            return
-        if not self.bounds:
-            self.offset = None
-        self._next_ask = self._asked + self._retry
-        self._retry = min(2 * self._retry, self._retry_max)
+        except IndexdError as error:
+            self._forget()
+            self.silence = error.line()
+            self.offset = self.offset if self.bounds else None
+        interval, self._asked = self._config.node.broker_check_interval, self._clock()
+        if self.silence is not None:
+            self._pause = min(max(2 * self._pause, _RETRY_SECONDS_MIN), max(interval, _RETRY_SECONDS_MIN))
+        elif self._position is not None and self.offset is not None and self.offset <= self._position:
+            self._pause = min(2 * self._pause, interval + _SLACK_SECONDS)
+        else:
+            self._pause = _ASK_SECONDS
+        self._next_ask = self._asked + self._pause
 
-
-class IndexingWatch:
-    """Whether the broker indexes: by broker.conf as it was read, and by its newest index file, which counts more."""
-
-    def __init__(self, config: Config, disk: Disk) -> None:
-        self._config, self._disk = config, disk
-        # The broker's process and its newest index file at the last look; whether that file grew meanwhile.
-        self._seen: tuple[int, tuple[str, int] | None] | None = None
-        self._grows = False
-
-    def look(self, lock: BrokerLock) -> tuple[bool | None, str, list[str]]:
-        """Whether the broker that ``lock`` is about, or the next one that starts here, indexes (None: it cannot be
-        told), what that was concluded from, and what may go wrong.
-        """
-        store, flavour = self._config.store, self._config.index.flavour
-        on, why = None, "no broker.conf is given"
-        name = printable(str(store.broker_conf))
-        if store.broker_conf is not None:
-            on = writes_index(self._config.broker, flavour)
-            why = f"by {name}, when it starts" if lock.alive is False else f"by {name}"
-        if self._has_grown(lock):
-            on, why = True, "its newest index file grows"
-        if store.run_mode != "offload" or on is False:
-            return on, why, []
-        if on is None:
-            return on, why, [f"mode offload, and it is not known whether the broker indexes: {why}"]
-        remedy = f"set {index_key(flavour)}=false in {name} and restart the broker, or run in mode shadow"
-        return on, why, [f"mode offload, but the broker writes an index of its own ({why}): {remedy}"]
-
-    def _has_grown(self, lock: BrokerLock) -> bool:
-        # Deleting the newest is no growth: a broker that starts after a crash does.
-        before, self._seen = self._seen, (lock.pid or 0, self._look_at_newest()) if lock.alive else None
-        if before is None or self._seen is None or before[0] != self._seen[0]:
-            self._grows = False
-        elif before[1] is not None and self._seen[1] is not None and self._seen[1] > before[1]:
-            self._grows = True
-        return self._grows
-
-    def _look_at_newest(self) -> tuple[str, int] | None:
-        # (name, entries) of the newest file.
-        store = self._config.store.store
-        if store is None:
-            return None
+    def _offsets(self) -> Offsets:
+        before = self._log()
+        if self._admin is None:
+            self._admin = BrokerAdmin(broker_address(self._config))
         try:
-            names = [name for name, _ in self._disk.list_dir(store / "index") if is_index_name(name)]
-            if not names:
-                return "", 0
-            with self._disk.open_read(store / "index" / names[-1]) as file:
-                header = file.pread(HEADER_SIZE, 0)
-        except DiskError as error:
-            return ("", 0) if error.is_missing else None
-        return names[-1], IndexHeader.unpack(header).index_count if len(header) == HEADER_SIZE else 0
+            answer, after = self._admin.offsets(), self._log()
+        except SilentBrokerError as error:
+            raise SilentBrokerError(f"the broker at {self._admin.address}: {error.line()}") from None
+        if before.begin <= max(answer.begin, 0) <= after.begin and before.begin <= answer.end <= after.end:
+            return answer
+        what = f"it is another store's: its log is [{answer.begin}, {answer.end})"
+        raise SilentBrokerError(f"the broker at {self._admin.address}: {what}")
+
+    def _log(self) -> Offsets:
+        store = self._config.store
+        log = list_segments(self._disk, store.commit_log_directories, store.segment_size)
+        return Offsets(log.min_offset or 0, log.segments[-1].end if log.segments else 0)
 
 
 class BrokerWatch:
     """Looks when it is told to, from one thread."""
 
     def __init__(self, config: Config, disk: Disk) -> None:
-        self._look_at_lock = partial(_lock_of, config.store.store)
-        self._indexing = IndexingWatch(config, disk)
-        address, interval = config.node.broker_address, config.node.broker_check_interval
+        self._config = config
         #: For the reader.
-        self.log_limit = suspects_limit(config, disk) if address is None else BrokerLimit(address, interval)
+        self.log_limit = BrokerLimit(config, disk, bounds=config.node.broker_address is not None)
 
     def look(self) -> dict[str, Any]:
         """What ``board.broker`` holds; never raises, takes some two seconds at most.
 
-        ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing`` and ``indexingWhy`` as
-        IndexingWatch concludes; ``address``, ``answers``, ``silence`` and ``maxOffset``: as it was asked last,
-        None before that; ``unsafe``: texts, each naming the remedy.
+        ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing``, whether the broker, or the
+        next one that starts here, writes an index (None: it cannot be told), and ``indexingWhy``; ``address``,
+        ``answers``, ``silence`` and ``maxOffset``: as it was asked last, None before that; ``unsafe``: texts, each
+        naming the remedy.
         """
-        lock = self._look_at_lock()
-        indexing, why, unsafe = self._indexing.look(lock)
-        limit = self.log_limit
+        lock, limit, conf = lock_of(self._config), self.log_limit, self._config.store.broker_conf
+        indexing, why = None, "no broker.conf is given"
+        if conf is not None:
+            indexing = writes_index(self._config.broker, self._config.index.flavour)
+            why = f"by {printable(str(conf))}{', when it starts' if lock.alive is False else ''}"
         if limit.bounds:
             limit.refresh()
-            if limit.silence is not None and lock.how == "lock":
-                # One that is killed or stopped closes its connections a moment before its lock, or behind it.
-                time.sleep(_ENDING_SECONDS)
-                lock = self._look_at_lock()
-            # A broker that is down or loads its store is expected to be silent.
-            unsafe += limit.unsafe(is_expected=lock.how == "lock")
         return {
             "alive": lock.alive,
             "pid": lock.pid,
@@ -443,27 +356,10 @@ class BrokerWatch:
             "silence": None if limit.silence == NOT_ASKED else limit.silence,
             "maxOffset": limit.offset,
             "checkedAt": int(time.time() * 1000),
-            "unsafe": unsafe,
+            # A broker that is down or loads its store is expected to be silent.
+            "unsafe": limit.unsafe(is_expected=lock.how == "lock"),
         }
 
     def close(self) -> None:
         """Close the connection to the broker."""
         self.log_limit.close()
-
-
-def suspects_limit(config: Config, disk: Disk) -> BrokerLimit:
-    """For a command that reads the log once: the broker is asked about suspects alone; to be closed."""
-    finder = BrokerFinder(config, partial(_lock_of, config.store.store), partial(list_log, config, disk))
-    return BrokerLimit(finder, retry_max=config.node.broker_check_interval)
-
-
-def _lock_of(store: Path | None) -> BrokerLock:
-    if store is None or isinstance(store, RemotePath):
-        what = "no store is given, only commitlog directories" if store is None else "the store is on another machine"
-        return BrokerLock(None, None, "unknown", what)
-    return look_at_lock(store / "lock")
-
-
-def list_log(config: Config, disk: Disk) -> SegmentList:
-    """The segments as they are now; raises IndexdError."""
-    return list_segments(disk, config.store.commit_log_directories, config.store.segment_size)

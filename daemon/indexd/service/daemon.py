@@ -21,7 +21,6 @@ from indexd.commitlog.reader import Poll
 from indexd.dispatch.reput import DispatchQueue, Item, ReputState, Throttle, drain, pause, poll_patiently, reput
 from indexd.errors import DiskError, IndexdError, MissingStoreError
 from indexd.flush.frontier import remove_abort
-from indexd.index.file import IndexService
 from indexd.recovery.open import Opened, reader_options
 from indexd.service.around import DiskWatermark, Scrubbing
 from indexd.service.instance import Instance, StageLiveness, take_over
@@ -34,8 +33,6 @@ _RETRY_SECONDS_MIN = 1.0
 _BEAT_SECONDS = 2.0
 # A beat that is so late: the process was stopped, or the loop itself hung, which fed nobody meanwhile.
 _STOPPED_SECONDS = 5.0
-# A look at broker, disk and log's end is due every second and takes some two; so old it hangs.
-_AROUND_SECONDS = 15.0
 # An interval that a HUP has changed is followed within that time.
 _SCRUB_LOOK_SECONDS = 5.0
 
@@ -66,7 +63,7 @@ class Daemon:
             self.reader,
             self.queue,
             self._stop_reading,
-            hurry=self._hurry,
+            hurry=lambda: self._loop.call_soon_threadsafe(self.queue.due.set),
             on_wait=partial(self._liveness.sign, "read"),
             log_end=lambda: self.state.meter.seen_end,
         )
@@ -104,12 +101,6 @@ class Daemon:
     def is_stopping(self) -> bool:
         """A signal has said stop."""
         return self._stop.is_set()
-
-    @property
-    def _index(self) -> IndexService:
-        index = self.pipeline.outputs[0]
-        assert isinstance(index, IndexService)
-        return index
 
     @property
     def _log(self) -> Logger:
@@ -179,10 +170,6 @@ class Daemon:
         self._liveness.sign("read", self._retry_max() if isinstance(found, Corrupt) else 0.0)
         return found
 
-    def _hurry(self) -> None:
-        # In the read thread.
-        self._loop.call_soon_threadsafe(self.queue.due.set)
-
     async def _drain(self) -> None:
         await drain(self.queue, lambda: self._instance.config.queue.drain_interval, self._build)
         self._drained.set()
@@ -198,7 +185,7 @@ class Daemon:
             self._tell.drains += 1
             self._tell.drain_seconds = time.monotonic() - started
             self._board.drain_seconds.observe(self._tell.drain_seconds)
-        if self._tell.has_rolled(self._index.rolls, self.pipeline.built.phy_offset):
+        if self._tell.has_rolled(self.pipeline.index.rolls, self.pipeline.built.phy_offset):
             self._flush_due.set()
 
     def _build_now(self, items: list[Item]) -> None:
@@ -209,7 +196,7 @@ class Daemon:
             self._look_after_files()
             while self._scrubbing.adopted:
                 # What a scrub has come to know goes into the next frontier.
-                self._index.adopt(self._scrubbing.adopted.popleft())
+                self.pipeline.index.adopt(self._scrubbing.adopted.popleft())
                 self._must_flush = True
             removed = self.pipeline.apply(items, self.reader.log.min_offset or 0)
             if not self._stop.is_set():
@@ -293,13 +280,7 @@ class Daemon:
             await pause(self._finished, seconds)
 
     def _beat(self) -> None:
-        # Looks at every stage; feeds the watchdog if none is stalled. A look around that hangs is only said.
-        looked = self._instance.looked_around
-        hangs = looked is not None and time.monotonic() - looked > _AROUND_SECONDS
-        if hangs != ("around" in self._tell.problems):
-            text = f"for {_AROUND_SECONDS:.0f} s and more no look at the broker, the disk and the log's end has ended"
-            remedy = "see whether broker_conf, --store or --data is on a file system that hangs"
-            self._tell.problem("around", IndexdError(text, remedy) if hangs else None)
+        # Looks at every stage; feeds the watchdog if none is stalled.
         for stage in ("build", "flush"):
             self._liveness.watch(stage, self._done(stage))
         if self.queue.is_blocked:
@@ -329,6 +310,7 @@ class Daemon:
     def _on_stop(self, number: int) -> None:
         self._stop_reading.set()
         self._stop.set()
+        self.queue.stop()
         self._board.stopping()
         self._notifier.stopping()
         self._log.info("stopping", signal=signal.Signals(number).name)

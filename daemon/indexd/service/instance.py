@@ -91,7 +91,6 @@ class Starts:
 
     def __init__(self, disk: Disk, path: Path, config: RecoveryConfig, clock: Callable[[], float] = time.time) -> None:
         self._disk, self._path, self._config, self._clock = disk, path, config, clock
-        self._is_counted = False
 
     def begin(self) -> None:
         """Count a start; CrashLoopError if so many others within the time have come to nothing."""
@@ -108,25 +107,21 @@ class Starts:
                 f"look at the log for what ended them; then run indexd --recover, or remove {self._path}",
             )
         self._write([*recent, now])
-        self._is_counted = True
 
     def take_back(self) -> None:
         """This start was refused for a reason that was said: no crash."""
-        if self._is_counted:
-            self._write(self._read()[:-1])
-            self._is_counted = False
+        self._write(self._read()[:-1])
 
     def forget(self) -> None:
         """It has caught up, or was stopped on purpose: what happened before does not count any more."""
-        if self._is_counted or self._disk.exists(self._path):
+        if self._disk.exists(self._path):
             self._disk.unlink(self._path)
-            self._is_counted = False
 
     def _write(self, times: list[int]) -> None:
-        if not times:
-            self._disk.unlink(self._path)
-            return
-        self._disk.write_atomically(self._path, "".join(f"{at}\n" for at in times).encode("ascii"))
+        if times:
+            self._disk.write_atomically(self._path, "".join(f"{at}\n" for at in times).encode("ascii"))
+        else:
+            self.forget()
 
     def _read(self) -> list[int]:
         if not self._disk.exists(self._path):
@@ -150,8 +145,6 @@ class Instance:
     log: Logger = field(repr=False)
     #: A HUP came while nobody could follow it.
     is_reload_due: bool = False
-    #: When the last look around was over (monotonic); None while nobody looks.
-    looked_around: float | None = None
 
 
 def take_over(instance: Instance) -> bool:

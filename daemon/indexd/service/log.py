@@ -115,9 +115,6 @@ def _leave_out(level: int, _: object, __: str, row: MutableMapping[str, Any]) ->
 _USEC = 1_000_000
 # systemd reads 4096 bytes of a datagram, and a character has four bytes at most.
 _STATUS_MAX = 512
-# A watchdog hears of us so often within its time; sd_watchdog_enabled(3) recommends two.
-_PINGS = 4
-_EXTEND_EVERY_SECONDS = 1.0
 
 
 class Notifier:
@@ -125,13 +122,11 @@ class Notifier:
 
     def __init__(self, address: str | None, watchdog_seconds: float | None) -> None:
         self.watchdog_seconds = None if address is None else watchdog_seconds
-        # Linux's abstract names begin with a zero byte, which an environment cannot hold.
-        is_abstract = address is not None and address.startswith("@")
-        self._address = b"\0" + os.fsencode((address or "")[1:]) if is_abstract else address
+        self._owed = ""
         self._socket: socket.socket | None = None
-        self._owed = self._status = ""
-        self._pinged = self._extended = float("-inf")
-        if self._address is not None:
+        if address is not None:
+            # Linux's abstract names begin with a zero byte, which an environment cannot hold.
+            self._address = b"\0" + os.fsencode(address[1:]) if address.startswith("@") else os.fsencode(address)
             with suppress(OSError):
                 # Open from the start: later there may be no descriptor left, and that is when it is wanted.
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -155,33 +150,22 @@ class Notifier:
     def ready(self, status: str) -> None:
         """The log is tailed (which is not: caught up), or a reload is over."""
         self._owed = "READY=1"
-        self._pinged = time.monotonic()
-        if self._send(self._watchdog_lines(), _status_line(status)):
-            self._status = status
+        self._send(self._watchdog_lines(), _status_line(status))
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``; the same text again is not sent."""
-        if text != self._status and self._send(_status_line(text)):
-            self._status = text
+        """One line for ``systemctl status``."""
+        self._send(_status_line(text))
 
     def extend(self, seconds: float) -> None:
-        """Work before READY goes on, and will be heard of again within ``seconds``; sent once a second at most.
+        """Work before READY goes on, and will be heard of again within ``seconds``.
 
         A daemon that opens its data again after READY feeds the watchdog by it too.
         """
-        now = time.monotonic()
-        if now - self._extended >= _EXTEND_EVERY_SECONDS:
-            self._extended = self._pinged = now
-            self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * _USEC)}", self._watchdog_lines())
+        self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * _USEC)}", self._watchdog_lines())
 
     def watchdog(self) -> None:
-        """Real progress, or a look that found nothing to do; call it as often as that happens."""
-        if self.watchdog_seconds is None and not self._owed:
-            return
-        now = time.monotonic()
-        if self._owed or now - self._pinged >= (self.watchdog_seconds or 0.0) / _PINGS:
-            self._pinged = now
-            self._send(self._watchdog_lines())
+        """Real progress, or a look that found nothing to do; call it four times in the watchdog's time."""
+        self._send(self._watchdog_lines())
 
     def stopping(self) -> None:
         """A signal said stop: the last drain and flush follow."""
@@ -195,21 +179,15 @@ class Notifier:
     def _watchdog_lines(self) -> str:
         return "WATCHDOG=1" if self.watchdog_seconds is not None else ""
 
-    def _send(self, *lines: str) -> bool:
-        # Whether it left.
-        if self._socket is None or self._address is None:
-            return False
+    def _send(self, *lines: str) -> None:
         owed = self._owed
         message = "\n".join(line for line in (owed, *lines) if line)
-        if not message:
-            return True
-        try:
+        if self._socket is None or not message:
+            return
+        with suppress(OSError):
             self._socket.sendto(message.encode("utf-8", "replace"), self._address)
-        except OSError:
-            return False
-        if self._owed == owed:
-            self._owed = ""
-        return True
+            if self._owed == owed:
+                self._owed = ""
 
 
 def _status_line(text: str) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -32,12 +30,11 @@ from indexd.errors import (
 )
 from indexd.flush.frontier import remove_abort, write_abort
 from indexd.recovery.open import Opened, check_store, load_kernels, open_data, reader_options
-from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError, WholeLog, once
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.server import ServeThread
 from indexd.service.around import Around
-from indexd.service.broker import suspects_limit
+from indexd.service.broker import BrokerLimit
 from indexd.service.daemon import Daemon
 from indexd.service.instance import Instance, Starts
 from indexd.service.log import Notifier, configure_log
@@ -46,9 +43,6 @@ from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
-_RETRY_SECONDS_MIN, _PAUSE_SECONDS = 1.0, 0.1
-# The event loop alone fails without words when it has too few.
-_DESCRIPTORS_MIN = 32
 _PROGRESS_EVERY_SECONDS = 2.0
 #: So long nothing may be heard of a recovery until its next step: a file of the largest size on a slow disk.
 STEP_SECONDS = 300.0
@@ -59,8 +53,6 @@ def _instance_of(config: Config, reload_config: Callable[[], Config], notifier: 
     # With the lock; a store without a log is refused before a port is open or anything is made.
     board, disk, files = DaemonStatus(config), Disk(), DataFiles(config.store.data)
     log = configure_log(config.log, board.events.tap)
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _DESCRIPTORS_MIN:
-        raise DiskError("run in", config.store.data, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     check_store(config)
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     disk.make_dir(config.store.data)
@@ -131,7 +123,9 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
     try:
         if not instance.lock.is_held():
             instance.lock.renew()
-        opened = _open_patiently(instance, around, wish, damage)
+        instance.starts.begin()
+        opened = open_for_run(instance, damage=damage, check_stop=wish.check, log_limit=around.log_limit)
+        wish.check()
         daemon = Daemon(instance, opened)
         around.follow(opened.reader, daemon.state.meter)
         loop = uvloop.new_event_loop()
@@ -160,35 +154,6 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
     finally:
         around.unfollow()
     return None
-
-
-def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> Opened:
-    # A full disk is waited for: whoever started this would only start it again.
-    seconds, is_counted, problem = _RETRY_SECONDS_MIN, False, None
-    while True:
-        try:
-            if not is_counted:
-                instance.starts.begin()
-                is_counted = True
-            opened = open_for_run(instance, damage=damage, check_stop=wish.check, log_limit=around.log_limit)
-        except DiskError as error:
-            if not error.is_full:
-                raise
-            problem = error.line()
-            instance.log.error("degraded", stage="open", problem=problem, retry_seconds=seconds)  # noqa: TRY400 - a line
-            instance.notifier.status(f"waiting (open): {problem}")
-            instance.board.waiting("open", problem)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                wish.check()
-                instance.notifier.extend(STEP_SECONDS)
-                time.sleep(_PAUSE_SECONDS)
-            seconds = min(2 * seconds, instance.config.reader.retry_max_seconds)
-        else:
-            if problem is not None:
-                instance.log.info("healed", stage="open")
-            wish.check()
-            return opened
 
 
 def open_for_run(
@@ -224,11 +189,7 @@ def open_for_run(
             remove_abort(disk, files.abort)
         raise
     if opened.is_changed:
-        try:
-            opened.pipeline.persist(opened.pipeline.progress)
-        except DiskError:
-            opened.pipeline.close()
-            raise
+        opened.pipeline.persist(opened.pipeline.progress)
     if opened.damage is not None:
         instance.log.error("frontier_unreadable", problem=opened.damage)
     event, recovered = "created" if created else "recovered" if unclean else "opened", opened.recovered
@@ -255,14 +216,17 @@ def _load_kernels(instance: Instance) -> None:
     if board.is_compiling:
         instance.log.info("compiling", hint=_COMPILING, folder=os.environ["NUMBA_CACHE_DIR"])
         instance.notifier.status(f"compiling, {_COMPILING}")
-        with suppress(DiskError):  # a courtesy; the opening itself meets and reports a failing disk
-            write_state(instance.disk, instance.files, board.row())
+        _show(instance)
     load_kernels(instance.config)
     if board.is_compiling:
         mark_compiled()
         board.is_compiling = False
-        with suppress(DiskError):
-            instance.disk.unlink(instance.files.state)
+        instance.disk.unlink(instance.files.state)
+
+
+def _show(instance: Instance) -> None:
+    with suppress(DiskError):  # a courtesy; the opening itself meets and reports a failing disk
+        write_state(instance.disk, instance.files, instance.board.row())
 
 
 class RecoveryProgress:
@@ -276,13 +240,12 @@ class RecoveryProgress:
         self._check_stop()
         instance, now = self._instance, time.monotonic()
         instance.board.recovering(step, done, total)
-        instance.notifier.extend(STEP_SECONDS)
         if now - self._told >= _PROGRESS_EVERY_SECONDS:
             self._told = now
+            instance.notifier.extend(STEP_SECONDS)
             instance.log.info("recovering", step=step, done=done, total=total)
             instance.notifier.status(f"recovering: {step} {done} of {total} ({done / max(total, 1):.0%})")
-            with suppress(DiskError):  # the same courtesy
-                write_state(instance.disk, instance.files, instance.board.row())
+            _show(instance)
 
 
 def recover_now(config: Config) -> dict[str, Any]:
@@ -293,7 +256,7 @@ def recover_now(config: Config) -> dict[str, Any]:
     instance = _instance_of(config, lambda: config, Notifier(None, None))
     started, disk, files, problem = time.monotonic(), instance.disk, instance.files, None
     try:
-        with closing(suspects_limit(config, disk)) as limit:
+        with closing(BrokerLimit(config, disk)) as limit:
             opened = open_for_run(instance, forced=True, log_limit=limit)
             reader, pipeline, progress = opened.reader, opened.pipeline, RecoveryProgress(instance)
             reader.set_options(replace(once(reader_options(config)), take_older=True))

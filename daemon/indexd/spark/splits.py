@@ -20,7 +20,7 @@ from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config
 from indexd.errors import DisturbedError, UsageError
 from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 
 # A task costs some 30 ms whatever it reads: less than this is not worth one.

@@ -30,7 +30,7 @@ from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, IndexdError
 from indexd.findings import Findings
 from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint, Uncovered
-from indexd.flush.registry import all_outputs
+from indexd.flush.pipeline import all_outputs
 from indexd.index.format import FLAVOURS, HEADER_SIZE
 from indexd.output import CheckScope, Condition, LogBounds, Output, Progress
 from indexd.query.coverage import find_behind, read_state

@@ -36,8 +36,7 @@ from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimi
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
-from indexd.flush.pipeline import write_down
-from indexd.flush.registry import OUTPUTS
+from indexd.flush.pipeline import OUTPUTS, write_down
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS
 from indexd.recovery.open import check_store, fresh_frontier

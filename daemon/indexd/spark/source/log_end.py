@@ -21,7 +21,7 @@ from indexd.commitlog.segments import Segment, SegmentList
 from indexd.config import Config
 from indexd.errors import DisturbedError, MissingOk
 from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.whole_log import once
+from indexd.recovery.recover import once
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 
