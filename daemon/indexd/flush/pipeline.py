@@ -113,9 +113,7 @@ class Pipeline:
         """Whether ``progress`` says more than the frontier, or has work left."""
         known, found = self.frontier, self.progress.frontier
         stands = known.phy_offset, known.uncovered, known.stale_head
-        return stands != (found.phy_offset, found.uncovered, found.stale_head) or any(
-            mark.expired for mark in self.progress.marks
-        )
+        return stands != (found.phy_offset, found.uncovered, found.stale_head) or self.progress.has_work
 
     def apply(self, items: list[Item], log_begin: int) -> list[str]:
         """Build ``items`` and drop what only points before ``log_begin``; the names of files that can go.
