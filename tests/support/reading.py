@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,13 +39,15 @@ def open_reader(
     disk: Disk | None = None,
     **options: Any,
 ) -> LogReader:
-    """A reader whose settle time is 0.05 s; corrupt is what stays so for 5 s. ``options`` are ReaderOptions."""
+    """A reader, closed when it is forgotten; a frame settles for 0.05 s, corrupt is what stays so for 5 s."""
     paths = (directories,) if isinstance(directories, Path) else tuple(directories)
     rules = make_rules(DELAYS, check_crc=True, frame_size_max=frame_size_max)
     settings = ReaderOptions(
         segment_size, **({"read_size": READ_SIZE, "rows_max": 100, "list_interval": 0.0} | options)
     )
-    return LogReader(disk or Disk(), paths, rules, settings, position, clock or Clock())
+    reader = LogReader(disk or Disk(), paths, rules, settings, position, clock or Clock())
+    weakref.finalize(reader, reader._cursor.close)
+    return reader
 
 
 @dataclass

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -66,13 +68,6 @@ def cut(directory: Path, *, newer: int = 1) -> tuple[list[int], int]:
     return offsets, 106 + newer
 
 
-def test_frames_of_a_removed_longer_log_are_not_proven_while_nobody_can_be_asked(tmp_path: Path) -> None:
-    offsets, kept = cut(tmp_path)
-    read = Read(tmp_path).on()
-    assert read.unproven_from == offsets[kept]
-    assert read.offsets[:kept] == offsets[:kept]
-
-
 def test_frames_of_a_removed_longer_log_are_not_taken_when_the_broker_is_asked(tmp_path: Path) -> None:
     offsets, kept = cut(tmp_path)
     named = Named(offsets[kept])
@@ -123,11 +118,24 @@ def test_what_the_broker_names_behind_a_frame_that_was_passed_over_is_no_suspect
     assert (read.on().offsets, read.unproven_from) == (offsets[:50] + offsets[51:], None)
 
 
-def test_nobody_is_asked_about_times_that_rise(tmp_path: Path) -> None:
-    offsets = write(tmp_path, [1000, 1000, *range(1000, 1100)])
-    named = Named(0)
-    assert Read(tmp_path, named).on().offsets == offsets
-    assert not named.asked
+@pytest.mark.parametrize(
+    ("times", "unproven"),
+    [
+        ([1000, 1000, *range(1000, 1100)], None),
+        ([*range(5000, 5050), *range(4000, 4050)], 50),
+        # A message that is not older proves all before it, and so does another segment.
+        ([*range(5000, 5050), *range(4000, 4050), 5049, *range(4050, 4060)], 101),
+        ([*range(5000, 5050), *range(4000, 4050), 5050], None),
+        ([*range(5000, 5050), *range(4000, 4900)], None),
+    ],
+)
+def test_what_nobody_can_prove(tmp_path: Path, times: list[int], unproven: int | None) -> None:
+    offsets = write(tmp_path, times)
+    read = Read(tmp_path).on()
+    assert (read.offsets, read.unproven_from) == (offsets, None if unproven is None else offsets[unproven])
+    if times == sorted(times):  # nobody is asked then
+        assert Read(tmp_path, named := Named(0)).on().offsets == offsets
+        assert not named.asked
 
 
 def test_a_clock_that_went_back_and_a_broker_that_knows_some_of_these_messages_and_then_all(tmp_path: Path) -> None:
@@ -142,49 +150,26 @@ def test_a_clock_that_went_back_and_a_broker_that_knows_some_of_these_messages_a
     assert len(named.asked) <= 3
 
 
-def test_a_message_that_is_not_older_proves_all_before_it(tmp_path: Path) -> None:
-    offsets = write(tmp_path, [*range(5000, 5050), *range(4000, 4050), 5049, *range(4050, 4060)])
-    read = Read(tmp_path).on()
-    assert (read.offsets, read.unproven_from) == (offsets, offsets[101])
-    write(tmp_path, [5050], start=read.reader.position)
-    assert read.on().unproven_from is None
-
-
-def test_what_another_segment_follows_is_proven(tmp_path: Path) -> None:
-    write(tmp_path, [*range(5000, 5050), *range(4000, 4900)])
-    assert Read(tmp_path).on().unproven_from is None
-
-
-def test_a_broker_that_answers_later_proves_what_was_taken(tmp_path: Path) -> None:
-    offsets = write(tmp_path, [*range(5000, 5050), *range(4000, 4050)])
-    named = Named()
-    read = Read(tmp_path, named).on()
-    assert (read.offsets, read.unproven_from) == (offsets, offsets[50])
-    named.offset = read.reader.position
-    assert read.on().unproven_from is None
-    assert read.offsets == offsets
-
-
-def test_a_broker_that_answers_later_and_does_not_know_what_was_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_broker_that_answers_later(tmp_path: Path, knows: bool) -> None:
     offsets, kept = cut(tmp_path)
-    named = Named()
-    read = Read(tmp_path, named).on()
-    assert read.unproven_from == offsets[kept]
-    named.offset = offsets[kept]
-    with pytest.raises(DisturbedError, match=str(offsets[kept])):
-        read.on()
+    read = Read(tmp_path, named := Named()).on()
+    assert (read.offsets[:kept], read.unproven_from) == (offsets[:kept], offsets[kept])
+    named.offset = read.reader.position if knows else offsets[kept]
+    if knows:
+        assert read.on().unproven_from is None
+    else:
+        with pytest.raises(DisturbedError, match=str(offsets[kept])):
+            read.on()
 
 
-@pytest.mark.parametrize("back", [1, 1000])
-def test_times_that_fall_cost_no_settle_time_for_each_message(tmp_path: Path, back: int) -> None:
-    """600 messages, each older than the one before, and their twins whose times rise and fall in turn."""
-    falling = write(tmp_path / "falling", [10**6 - back * number for number in range(600)], size=BIG)
-    turning = write(tmp_path / "turning", [10**6 + back * (number % 2) for number in range(600)], size=BIG)
-    for offsets in (falling, turning):
-        directory = tmp_path / ("falling" if offsets is falling else "turning")
-        read = Read(directory, segment_size=BIG).on()
-        assert read.offsets == offsets
-        assert read.reader.counters.settled <= 12
+@pytest.mark.parametrize("step", [lambda n: -n, lambda n: -1000 * n, lambda n: n % 2, lambda n: 1000 * (n % 2)])
+def test_times_that_fall_cost_no_settle_time_for_each_message(tmp_path: Path, step: Callable[[int], int]) -> None:
+    """600 messages, each older than the one before, or rising and falling in turn."""
+    offsets = write(tmp_path, [10**6 + step(number) for number in range(600)], size=BIG)
+    read = Read(tmp_path, segment_size=BIG).on()
+    assert read.offsets == offsets
+    assert read.reader.counters.settled <= 12
 
 
 def test_a_writer_at_work_does_not_hold_up_what_stands_there(tmp_path: Path) -> None:
@@ -199,7 +184,6 @@ def test_a_writer_at_work_does_not_hold_up_what_stands_there(tmp_path: Path) -> 
             read += found.rows if isinstance(found, DispatchBatch) else 0
             clock.now += 0.015625
         assert read > 90
-        reader.close()
 
 
 # --- what the broker does not know ---
@@ -245,14 +229,12 @@ def test_bytes_that_the_broker_does_not_know_are_the_end(tmp_path: Path, kind: s
     # It said so once, and what stands there did not change since.
     named.offset = None
     assert look(reader, clock) == [NotYetWritten(end)]
-    reader.close()
     again = open_reader(tmp_path, clock, position=end, skip_corrupt=policy)
     again.deny(head)
     assert look(again, clock) == [NotYetWritten(end)]
     write(tmp_path, [6000], start=end)
     found = look(again, clock)
     assert any(isinstance(item, DispatchBatch) and item.columns.store_timestamp[0] == 6000 for item in found)
-    again.close()
 
 
 def test_bytes_that_the_broker_has_written_are_damage(tmp_path: Path) -> None:
@@ -262,7 +244,6 @@ def test_bytes_that_the_broker_has_written_are_damage(tmp_path: Path) -> None:
     for offset in (BIG, None):
         reader.log_limit = Named(offset)
         assert any(isinstance(item, Corrupt) for item in look(reader, clock))
-    reader.close()
 
 
 def test_an_answer_from_before_the_bytes_stood_there_settles_nothing(tmp_path: Path) -> None:
@@ -300,7 +281,6 @@ def test_what_was_seen_and_is_gone_is_looked_at_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(reader._cursor, "fill", fill_once_with_zeros)
     found = [item for item in WholeLog(reader) if isinstance(item, DispatchBatch)]
     assert sum(item.rows for item in found) == len(offsets)
-    reader.close()
 
 
 # --- behind damage ---
@@ -320,12 +300,9 @@ def whole(directory: Path, *, skip_corrupt: bool, size: int = SEGMENT_SIZE) -> t
         directory, time.monotonic, segment_size=size, settle=0.001, corrupt_after=0.001, skip_corrupt=skip_corrupt
     )
     log, offsets = WholeLog(reader), []
-    try:
-        for item in log:
-            if isinstance(item, DispatchBatch):
-                offsets += item.columns.phy_offset[: item.rows].tolist()
-    finally:
-        reader.close()
+    for item in log:
+        if isinstance(item, DispatchBatch):
+            offsets += item.columns.phy_offset[: item.rows].tolist()
     return reader, log, offsets
 
 
@@ -416,59 +393,43 @@ def read(reader: LogReader) -> list[int]:
     return ends
 
 
-def test_nothing_behind_the_limit_is_read(tmp_path: Path) -> None:
+def bounded(directory: Path, offset: int | None, **options: Any) -> tuple[LogReader, Bounding]:
+    reader, limit = open_reader(directory, **options), Bounding(offset)
+    reader.log_limit = limit
+    return reader, limit
+
+
+def test_nothing_behind_the_limit_is_read_and_what_was_named_need_not_settle(tmp_path: Path) -> None:
     ends = write_small(tmp_path, 50)
-    reader = open_reader(tmp_path)
-    reader.log_limit = limit = Bounding(ends[19])
+    reader, limit = bounded(tmp_path, ends[19])
     assert read(reader) == ends[:20]
     assert reader.position == ends[19]
     # Something stands there, so the broker is asked, and says the same.
     assert set(limit.asked) == {ends[19]}
-    limit.newer = ends[34]
-    assert read(reader) == ends[20:35]
-    reader.close()
-
-
-def test_what_the_broker_has_named_need_not_settle(tmp_path: Path) -> None:
-    ends = write_small(tmp_path, 20)
-    reader = open_reader(tmp_path)
-    assert read(reader) == ends[:-1]  # the newest stands for a while before it is believed
-    reader.log_limit = Bounding(ends[-1])
-    assert read(reader) == ends[-1:]
-    reader.close()
-
-
-def test_a_quiet_log_asks_nothing(tmp_path: Path) -> None:
-    ends = write_small(tmp_path, 20)
-    reader = open_reader(tmp_path)
-    reader.log_limit = limit = Bounding(ends[-1])
-    assert read(reader) == ends
+    limit.newer = ends[-1]
+    assert read(reader) == ends[20:]
+    # A quiet log asks nothing.
+    limit.asked.clear()
     assert [reader.poll() for _ in range(5)] == [NotYetWritten(ends[-1])] * 5
     assert limit.asked == []
-    reader.close()
 
 
 def test_while_no_offset_was_named_the_bytes_decide(tmp_path: Path) -> None:
     ends = write_small(tmp_path, 20)
-    reader = open_reader(tmp_path)
-    reader.log_limit = limit = Bounding(None)
+    reader, limit = bounded(tmp_path, None)
     assert read(reader) == ends[:-1]
     assert limit.asked[0] == 0
     limit.newer = ends[9]  # it answers at last: its log was cut before what was read
     assert read(reader) == []
     assert reader.position == ends[-2]
-    reader.close()
 
 
-def test_a_limit_at_the_end_of_a_segment(tmp_path: Path) -> None:
-    ends = write_small(tmp_path, 1500)
-    last = max(end for end in ends if end <= SEGMENT_SIZE)
-    for offset in (last, SEGMENT_SIZE):  # before the blank record, and behind it
-        reader = open_reader(tmp_path)
-        reader.log_limit = Bounding(offset)
-        assert read(reader) == [end for end in ends if end <= SEGMENT_SIZE]
-        assert reader.position <= offset
-        reader.close()
+@pytest.mark.parametrize("is_behind", [False, True], ids=["before the blank record", "behind it"])
+def test_a_limit_at_the_end_of_a_segment(tmp_path: Path, is_behind: bool) -> None:
+    ends = [end for end in write_small(tmp_path, 1500) if end <= SEGMENT_SIZE]
+    reader, limit = bounded(tmp_path, SEGMENT_SIZE if is_behind else ends[-1])
+    assert read(reader) == ends
+    assert reader.position <= (limit.offset or 0)
 
 
 def test_stale_frames_behind_a_cut_are_read_once_they_are_written_anew(tmp_path: Path) -> None:
@@ -481,8 +442,8 @@ def test_stale_frames_behind_a_cut_are_read_once_they_are_written_anew(tmp_path:
         segment = tmp_path / "new" / f"{0:020d}"
         patch(segment, ends[19], old[ends[19] :])  # as it stands after a cut: nothing is wiped
         clock = Clock()
-        believing, reader = open_reader(tmp_path / "new", clock), open_reader(tmp_path / "new", clock)
-        reader.log_limit = limit = Bounding(ends[19])
+        believing = open_reader(tmp_path / "new", clock)
+        reader, limit = bounded(tmp_path / "new", ends[19], clock=clock)
         assert read(believing)[-1] == ends[58]  # so they look
         for _ in range(5):
             clock.now += 10
@@ -494,16 +455,12 @@ def test_stale_frames_behind_a_cut_are_read_once_they_are_written_anew(tmp_path:
             fresh.append(writer.max_offset)
         limit.newer = writer.max_offset
         assert read(reader) == fresh
-        believing.close()
-        reader.close()
 
 
 def test_skipping_goes_no_further_than_the_limit(tmp_path: Path) -> None:
     ends = write_small(tmp_path, 40)
     patch(tmp_path / f"{0:020d}", ends[9] + 4, b"\xff" * 4)
-    clock = Clock()
-    reader = open_reader(tmp_path, clock, skip_corrupt=True, corrupt_after=0.0)
-    reader.log_limit = limit = Bounding(ends[10])
+    reader, limit = bounded(tmp_path, ends[10], skip_corrupt=True, corrupt_after=0.0)
     assert isinstance(reader.poll(), DispatchBatch)
     assert reader.position == ends[9]
     corrupt = reader.poll()
@@ -512,7 +469,6 @@ def test_skipping_goes_no_further_than_the_limit(tmp_path: Path) -> None:
     limit.offset = limit.newer = ends[-1]
     assert reader.poll() == Skipped(ends[9], ends[10], corrupt.reason)
     assert read(reader) == ends[11:]
-    reader.close()
 
 
 @pytest.fixture(scope="module")
@@ -528,11 +484,9 @@ def test_whatever_is_named_all_of_it_is_read_and_no_more(
     named_log: tuple[Path, list[int]], steps: list[int], read_size: int
 ) -> None:
     store, ends = named_log
-    reader = open_reader(store, read_size=read_size)
-    reader.log_limit = limit = Bounding(0)
+    reader, limit = bounded(store, 0, read_size=read_size)
     seen: list[int] = []
     for step in sorted(steps):
         limit.newer = ends[step]
         seen += read(reader)
         assert seen == ends[: step + 1]
-    reader.close()
