@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ SEGMENT_SIZE = 256 << 10
 SMALL_SEGMENT = 64 << 10
 QUEUE_FILE_SIZE = 1200
 UNITS = QUEUE_FILE_SIZE // 20
-DAY = 24 * 3_600_000
+BEGIN = 1_700_000_000_000
 #: Each part of a log is drained before the next one is written.
 SLOW = {
     "INDEXD_DRAIN_INTERVAL": "0.1",
@@ -102,6 +101,20 @@ SHAPES = {
         in_parts([spec(number, body=body) for number, body in enumerate(SIZES_AROUND_INTERVAL)], 4),
         {"segment_size": SMALL_SEGMENT}, (5, 1, 1),
     ),
+    # Store times that do not rise.
+    **{
+        f"store times that are {kind}": (
+            in_parts([spec(number, queue_id=number % 3, time=BEGIN + time, body=400) for number, time in times], 150),
+            {"segment_size": SMALL_SEGMENT}, (4, 9, 1),
+        )
+        for kind, times in {
+            "equal": [(number, 0) for number in range(400)],
+            "falling": [(number, -number) for number in range(400)],
+            "rising and falling": [(n, n % 50 if n // 50 % 2 else -(n % 50)) for n in range(400)],
+            "zero": [(number, -BEGIN) for number in range(400)],
+            "by chance": [(number, number * 7919 % 5000) for number in range(400)],
+        }.items()
+    },
     # Three entries a message: 400 messages fill a file of 1201 to its last entry, and a drain ends right there.
     "index files are full exactly at a drain": (
         in_parts([spec(number, queue_id=number % 2) for number in range(1201)], 400, 800, 1200),
@@ -121,50 +134,6 @@ def test_a_log_of_any_shape(tmp_path: Path, shape: str) -> None:
     store, data = build(tmp_path, parts, **sizes)
     segments = segments_of(frames(store, SEGMENT_SIZE), sizes.get("segment_size", SEGMENT_SIZE))
     assert (len(segments), len(tree(data / "consumequeue")), len(index_files(data))) == counts
-
-
-def test_a_queue_with_one_message_a_day(tmp_path: Path) -> None:
-    """A year of it in a topic of its own, beside one that is busy; asked by time, day by day."""
-    specs, rare = [], []
-    for day in range(80):
-        time = 1_700_000_000_000 + day * DAY
-        rare.append(time)
-        specs.append(spec(day, "Daily", 3, time=time))
-        specs += [spec(1000 + 20 * day + n, "Busy", n % 2, time=time + 1 + n) for n in range(20)]
-    store, data = build(tmp_path, [specs[:500], specs[500:]], segment_size=SMALL_SEGMENT)
-    assert len(list((data / "consumequeue/Daily/3").iterdir())) == 2
-    for day, (asked, boundary, wanted) in enumerate(
-        [(rare[7], "lower", 7), (rare[7] + 1, "lower", 8), (rare[7] + DAY - 1, "upper", 7), (rare[79], "upper", 79)]
-    ):
-        words = ("query-time", "--json", "-t", "Daily", "-i", 3, "-s", asked, "--boundary", boundary, "--data", data)
-        done = indexd(*words)
-        assert done.returncode == 0, done.stderr
-        row = json.loads(done.stdout)
-        assert (row["queueOffset"], row["storeTimestamp"]) == (wanted, rare[wanted]), day
-    done = indexd("query-time", "--json", "--log", "-s", rare[40], "--data", data)
-    daily = [one.phy_offset for one in frames(store, SMALL_SEGMENT) if one.topic == "Daily"]
-    assert json.loads(done.stdout)["phyOffset"] == daily[40]
-
-
-@pytest.mark.parametrize("kind", ["equal", "falling", "rising and falling", "zero", "by chance"])
-def test_store_times_that_do_not_rise(tmp_path: Path, kind: str) -> None:
-    rand, count = random.Random(7), 400
-    begin = 1_700_000_000_000
-    times = {
-        "equal": [begin] * count,
-        "falling": [begin - number for number in range(count)],
-        "rising and falling": [begin + (number % 50) * (1 if number // 50 % 2 else -1) for number in range(count)],
-        "zero": [0] * count,
-        "by chance": [begin + rand.randrange(5000) for _ in range(count)],
-    }[kind]
-    specs = [spec(number, queue_id=number % 3, time=time, body=400) for number, time in enumerate(times)]
-    store, data = build(tmp_path, [specs[:150], specs[150:]], segment_size=SMALL_SEGMENT)
-    # The first message of that time or later, whatever comes behind it.
-    for asked in (min(times), begin, max(times), max(times) + 1):
-        done = indexd("query-time", "--json", "--log", "-s", asked, "--data", data)
-        assert done.returncode == 0, done.stderr
-        found = [one.phy_offset for one in frames(store, SMALL_SEGMENT) if one.store_timestamp >= asked]
-        assert json.loads(done.stdout)["phyOffset"] == (found[0] if found else None), asked
 
 
 MANY_SEGMENT_SIZE = 256 << 10
@@ -226,9 +195,7 @@ def test_thousands_of_queues_of_which_most_have_expired(tmp_path: Path, limited:
     end = write(store, [*round_of(0), *round_of(1), *round_of(2)], MANY_SEGMENT_SIZE)
     with Daemon(store, data, *MANY_WORDS, env=CALM, tracer=limited) as daemon:
         daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
-        segments = sorted((store / "commitlog").iterdir())
-        for path in segments[:-1]:
-            path.unlink()
+        expire(store, len(list((store / "commitlog").iterdir())) - 1)
         end = write(store, round_of(3)[:100], MANY_SEGMENT_SIZE)
         daemon.wait_event("expired_files", WAIT)
         daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
@@ -244,12 +211,10 @@ OLD_QUEUE_FILE_SIZE = 400
 OLD_WORDS = flags(OLD_SEGMENT_SIZE, OLD_QUEUE_FILE_SIZE)
 
 
-def expire(store: Path, count: int) -> int:
-    """The oldest segments go as a broker's cleaning takes them; where the log begins now."""
-    segments = sorted((store / "commitlog").iterdir())
-    for path in segments[:count]:
+def expire(store: Path, count: int) -> None:
+    """The oldest segments go as a broker's cleaning takes them."""
+    for path in sorted((store / "commitlog").iterdir())[:count]:
         path.unlink()
-    return int(segments[count].name)
 
 
 def ask(data: Path, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
@@ -284,6 +249,34 @@ def check_expired(store: Path, data: Path, before: list[NaiveMessage], log_begin
             assert row["messages"][0]["phyOffset"] == first.phy_offset
 
 
+def through(store: Path, data: Path, end: int, state: str, change: Callable[[], int], *events: str) -> None:
+    """Let a daemon build up to ``end``, and change the log while it is in that state; one goes on to the new end."""
+
+    def finish(daemon: Daemon, end: int) -> None:
+        daemon.wait_caught_up(end)
+        for event in events:
+            daemon.wait_event(event)
+            assert {row["level"] for row in daemon.events()} == {"info"}
+        daemon.wait_durable(end)
+        assert daemon.terminate() == 0
+
+    with Daemon(store, data, *OLD_WORDS) as daemon:
+        daemon.wait_durable(end)
+        if state == "stopped":
+            assert daemon.terminate() == 0
+        elif state == "killed":
+            daemon.kill()
+        elif state == "paused":
+            os.kill(daemon.pid, signal.SIGSTOP)
+        end = change()
+        if state in ("runs", "paused"):
+            os.kill(daemon.pid, signal.SIGCONT)
+            finish(daemon, end)
+    if state in ("stopped", "killed"):
+        with Daemon(store, data, *OLD_WORDS) as daemon:
+            finish(daemon, end)
+
+
 @pytest.mark.parametrize("state", ["runs", "stopped", "killed"])
 def test_segments_expire(tmp_path: Path, state: str) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
@@ -292,61 +285,16 @@ def test_segments_expire(tmp_path: Path, state: str) -> None:
     specs.insert(2500, spec(9000, "Once", 2))
     end = write(store, specs, OLD_SEGMENT_SIZE)
     before = frames(store, OLD_SEGMENT_SIZE)
-    with Daemon(store, data, *OLD_WORDS) as daemon:
-        daemon.wait_durable(end)
-        if state == "stopped":
-            assert daemon.terminate() == 0
-        elif state == "killed":
-            daemon.kill()
-        log_begin = expire(store, 5)
-        end = write(store, over_queues(900, 6, seed=3, first=10_000), OLD_SEGMENT_SIZE)
-        if state == "runs":
-            finish(daemon, end)
-    if state != "runs":
-        with Daemon(store, data, *OLD_WORDS) as daemon:
-            finish(daemon, end)
-    check_expired(store, data, before, log_begin)
+
+    def change() -> int:
+        expire(store, 5)
+        return write(store, over_queues(900, 6, seed=3, first=10_000), OLD_SEGMENT_SIZE)
+
+    through(store, data, end, state, change, "expired_files")
+    check_expired(store, data, before, min(int(path.name) for path in (store / "commitlog").iterdir()))
     assert ask(data, "Rare", 1, 0)["status"] == "OFFSET_TOO_SMALL"
     assert ask(data, "Rare", 1, 3)["status"] == "OFFSET_OVERFLOW_ONE"
     assert ask(data, "Once", 2, 0)["status"] == "FOUND"
-    verify(store, data)
-
-
-def finish(daemon: Daemon, end: int) -> None:
-    daemon.wait_caught_up(end)
-    daemon.wait_event("expired_files")
-    daemon.wait_durable(end)
-    assert daemon.terminate() == 0
-    assert {row["level"] for row in daemon.events()} == {"info"}
-
-
-def test_a_queue_with_one_message_a_day_of_which_all_but_the_last_have_expired(tmp_path: Path) -> None:
-    """Of the other queue so many come that a day is a segment and more; two segments are kept."""
-    store, data = tmp_path / "store", tmp_path / "data"
-    days, busy, log_begin, last = 25, 350, 0, -1
-    queues = queues_of([], OLD_QUEUE_FILE_SIZE)
-    (store / "commitlog").mkdir(parents=True)
-    with Daemon(store, data, *OLD_WORDS) as daemon:
-        for day in range(days):
-            specs = [spec(100_000 + day, "Daily"), *(spec(busy * day + number, "Busy") for number in range(busy))]
-            offsets = {("Daily", 0): day, ("Busy", 0): busy * day}
-            daemon.wait_durable(write(store, specs, OLD_SEGMENT_SIZE, offsets=offsets))
-            now = frames(store, OLD_SEGMENT_SIZE)
-            put(queues, [one for one in now if one.phy_offset > last])
-            last = now[-1].phy_offset
-            if day > 1:
-                log_begin = expire(store, len(list((store / "commitlog").iterdir())) - 2)
-                queues.delete_expired(log_begin)
-        # The segments are listed anew now and then.
-        daemon.wait_state(lambda row: bool(row["commitLogMinOffset"] == log_begin))
-        assert daemon.terminate() == 0
-    assert_queues(data, queues)
-    assert_sparse(data, frames(store, OLD_SEGMENT_SIZE), OLD_SEGMENT_SIZE)
-    assert sorted(path.name for path in (data / "consumequeue" / "Daily" / "0").iterdir()) == [f"{400:020d}"]
-    row = ask(data, "Daily", 0, 0)
-    assert (row["status"], row["maxOffset"]) == ("OFFSET_TOO_SMALL", days)
-    assert days - 3 <= row["minOffset"] < days
-    assert len(row["messages"]) == days - row["minOffset"]
     verify(store, data)
 
 
@@ -356,26 +304,13 @@ def test_the_log_expires_unread(tmp_path: Path, state: str, left: int) -> None:
     """What nobody has read is gone: no queue goes on in the places of the lost, each begins with its next message."""
     store, data = tmp_path / "store", tmp_path / "data"
     end = write(store, over_queues(1000, 6), OLD_SEGMENT_SIZE)
-    with Daemon(store, data, *OLD_WORDS) as daemon:
-        daemon.wait_durable(end)
-        if state == "stopped":
-            assert daemon.terminate() == 0
-        elif state == "killed":
-            daemon.kill()
-        else:
-            os.kill(daemon.pid, signal.SIGSTOP)
+
+    def change() -> int:
         end = write(store, over_queues(4000, 9, seed=3, first=10_000), OLD_SEGMENT_SIZE)
         expire(store, len(list((store / "commitlog").iterdir())) - left)
-        if state == "paused":
-            os.kill(daemon.pid, signal.SIGCONT)
-            daemon.wait_caught_up(end)
-            daemon.wait_durable(end)
-            assert daemon.terminate() == 0
-    if state != "paused":
-        with Daemon(store, data, *OLD_WORDS) as daemon:
-            daemon.wait_caught_up(end)
-            daemon.wait_durable(end)
-            assert daemon.terminate() == 0
+        return end
+
+    through(store, data, end, state, change)
     assert_beside(data, store, OLD_SEGMENT_SIZE, OLD_QUEUE_FILE_SIZE)
     first = next(entered(frames(store, OLD_SEGMENT_SIZE)))
     row = ask(data, first.topic, first.queue_id, 0)
@@ -389,8 +324,10 @@ def spoil(store: Path, phy_offset: int) -> None:
     patch(store / "commitlog" / f"{phy_offset - begin:020d}", begin, b"\x5a" * 60)
 
 
-def test_a_stretch_that_is_skipped(tmp_path: Path) -> None:
-    """The messages there are in no output; those behind it take their places in a queue, as the broker's do."""
+def test_stretches_at_which_it_stops_and_which_it_skips(tmp_path: Path) -> None:
+    """Everything before damage is in all outputs, and a restart stands there again. The messages that are skipped are
+    in no output; those behind them take their places in a queue, as the broker's do.
+    """
     store, data, whole = (tmp_path / name for name in ("store", "data", "whole"))
     write(store, over_queues(3000, 6), OLD_SEGMENT_SIZE)
     known = frames(store, OLD_SEGMENT_SIZE)
@@ -400,6 +337,13 @@ def test_a_stretch_that_is_skipped(tmp_path: Path) -> None:
     readable = [one for number, one in enumerate(known) if number not in rotten]
     end = known[-1].phy_offset + known[-1].size
     skip = ("--on-corrupt", "skip")
+    for _ in range(2):
+        with Daemon(store, data, *OLD_WORDS, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
+            daemon.wait_event("corrupt")
+            daemon.wait_durable(known[500].phy_offset)
+            assert daemon.terminate() == 0
+        assert_queues(data, queues_of(known[:500], OLD_QUEUE_FILE_SIZE))
+        assert_sparse(data, known[:500], OLD_SEGMENT_SIZE)
     with Daemon(store, data, *OLD_WORDS, *skip, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
         daemon.wait_caught_up(end)
         assert daemon.state()["consumeQueueGaps"] > 0
@@ -410,19 +354,3 @@ def test_a_stretch_that_is_skipped(tmp_path: Path) -> None:
     rebuild(store, whole, *OLD_WORDS, *skip)
     assert_same_index(data, whole)
     verify(store, data, *skip)
-
-
-def test_a_stretch_at_which_it_stops(tmp_path: Path) -> None:
-    """Everything before it is in all outputs, and a restart stands there again."""
-    store, data = tmp_path / "store", tmp_path / "data"
-    write(store, over_queues(3000, 6), OLD_SEGMENT_SIZE)
-    known = frames(store, OLD_SEGMENT_SIZE)
-    at = known[700].phy_offset
-    spoil(store, at)
-    for _ in range(2):
-        with Daemon(store, data, *OLD_WORDS, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
-            daemon.wait_event("corrupt")
-            daemon.wait_durable(at)
-            assert daemon.terminate() == 0
-        assert_queues(data, queues_of(known[:700], OLD_QUEUE_FILE_SIZE))
-        assert_sparse(data, known[:700], OLD_SEGMENT_SIZE)

@@ -7,7 +7,6 @@ import random
 import shutil
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +23,7 @@ from support.daemon import Daemon, assert_same_index, index_files, indexd_here
 from support.naive import naive_frames
 from support.reading import patch
 from support.reopened import Reopened, config_for, cut_at, reopen, undisturbed, write_on
-from support.small_log import SEGMENT_SIZE, messages, write_log
+from support.small_log import SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,19 +76,6 @@ def check(config: Config, tmp_path: Path, *, unclean: bool = False) -> Reopened:
     return came_to
 
 
-@pytest.mark.parametrize("seed", [20260716, 4284601641])
-def test_cut_anywhere(tmp_path: Path, seed: int) -> None:
-    rand = random.Random(seed)
-    config = config_for(tmp_path / "store", tmp_path / "data")
-    write_log(tmp_path / "store", 1500, seed=seed & 0xFFFF)
-    reopen(config)
-    for turn in range(8):
-        cut = rand.choice(offsets(config)[1:])
-        with cut_at(tmp_path / "store", cut) as writer:
-            write_on(writer, rand.choice([400, 2000]), seed=turn + 1, later_ms=(turn + 1) * 3_600_000)
-        check(config, tmp_path, unclean=rand.random() < 0.5)
-
-
 def test_what_lies_before_the_recheck_is_found_by_its_evidence(tmp_path: Path) -> None:
     """A short stretch between two points, far behind the end: not yet; but as soon as it reaches a point."""
     config = config_for(tmp_path / "store", tmp_path / "data", recheck_bytes=0)
@@ -135,26 +121,6 @@ def test_frames_of_equal_size_so_that_stale_ones_go_on_where_new_ones_end(tmp_pa
     assert came_to.resumed_at == known[400]
 
 
-def test_segments_that_expired_while_nobody_looked(config: Config, tmp_path: Path) -> None:
-    known = offsets(config)
-    (tmp_path / "store" / "commitlog" / f"{0:020d}").unlink()
-    came_to = reopen(config)
-    assert came_to.resumed_at == came_to.phy_offset
-    assert came_to.phy_offset > known[-1]
-    assert came_to.recovered.dropped_entries == 0
-
-
-def test_all_that_was_indexed_expired_while_nobody_looked(config: Config, tmp_path: Path) -> None:
-    store = tmp_path / "store" / "commitlog"
-    begin = 10 * SEGMENT_SIZE
-    shutil.rmtree(store)
-    write_log(tmp_path / "store", 500, seed=8, start_offset=begin)
-    came_to = reopen(config)
-    assert came_to.messages == 2500 + 500
-    assert came_to.phy_offset > begin
-    assert came_to.recovered.dropped_entries == 0
-
-
 @pytest.mark.parametrize("forced", [False, True])
 def test_another_store_is_refused(config: Config, tmp_path: Path, forced: bool) -> None:
     shutil.rmtree(tmp_path / "store" / "commitlog")
@@ -170,16 +136,6 @@ def test_an_emptied_store_is_refused(config: Config, tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(UnsafeStoreError, match="its commitlog is empty"):
         reopen(config)
-
-
-def test_a_log_that_is_shorter_is_followed(config: Config, tmp_path: Path) -> None:
-    """A backup of the same store, from before: its messages are the same, but not all are there."""
-    shutil.rmtree(tmp_path / "store" / "commitlog")
-    with CommitLogWriter(tmp_path / "store" / "commitlog", SEGMENT_SIZE) as writer:
-        for one in islice(messages(SEED), 700):
-            writer.append(one)
-    came_to = check(config, tmp_path)
-    assert came_to.resumed_messages == 700
 
 
 @pytest.mark.parametrize("back", [0, 1])

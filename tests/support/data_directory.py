@@ -10,8 +10,9 @@ from indexd.config import Config, load
 from indexd.consumequeue.format import QueuesMark
 from indexd.flush.frontier import Frontier, write_frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
-from indexd.query import KeyQuery, QueryIndex, open_index, query_exact
+from indexd.query import Answer, KeyQuery, QueryIndex, open_index, query_exact
 from indexd.storage.disk import Disk
+from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.naive import NaiveIndexService, naive_frames
@@ -125,10 +126,23 @@ class Store:
         finally:
             index.close()
 
-    def exact(self, key: str = "k", *, topic: str = "T", **query: Any) -> list[int]:
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """This process is the daemon that keeps the directory."""
+        self.data.mkdir(exist_ok=True)
+        lock = DirectoryLock(self.data / "lock")
+        lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def ask(self, key: str = "k", *, topic: str = "T", **query: Any) -> Answer:
         with self.index() as index:
-            return [hit.phy_offset for hit in query_exact(index, KeyQuery(topic, key, **query)).hits]
+            return query_exact(index, KeyQuery(topic, key, **query))
+
+    def exact(self, key: str = "k", *, topic: str = "T", **query: Any) -> list[int]:
+        return [hit.phy_offset for hit in self.ask(key, topic=topic, **query)]
 
     def why(self, key: str = "k", **query: Any) -> str | None:
-        with self.index() as index:
-            return query_exact(index, KeyQuery("T", key, **query)).why
+        return self.ask(key, **query).why

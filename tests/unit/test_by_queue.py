@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, Unit, queue_directory
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import CorruptDataError, DiskError, UsageError
-from indexd.query import OffsetQuery, query_offset, query_time
+from indexd.errors import CorruptDataError, UsageError
+from indexd.query import Hit, OffsetQuery, query_offset, query_time
 from indexd.query.coverage import MOVED
-from indexd.storage.disk import Disk, DiskFile
-from indexd.storage.lock import DirectoryLock
+from indexd.storage.disk import Disk
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import FILE_UNITS, QueueStore, build_queues, write_queue
 
@@ -32,16 +31,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def store(tmp_path: Path) -> QueueStore:
     return QueueStore(tmp_path)
-
-
-@pytest.fixture
-def running(store: QueueStore) -> Iterator[DirectoryLock]:
-    """A daemon of this process; ``store.write_state`` is what it says."""
-    store.data.mkdir()
-    lock = DirectoryLock(store.data / "lock")
-    lock.acquire()
-    yield lock
-    lock.release()
 
 
 def ask(store: QueueStore, offset: int, max_num: int = 100, *, topic: str = "T", queue_id: int = 0) -> OffsetAnswer:
@@ -176,7 +165,11 @@ def test_a_unit_that_names_another_message_is_shown_with_what_is_wrong(store: Qu
         "the message there has queue offset 1",
         "no message stands there",
     ]
-    assert answer.to_json()["problems"] == 4
+    row = answer.to_json()
+    assert row["problems"] == 4
+    # Of the message that was meant nothing is known but its place: what the log has there is another one.
+    known = Hit(other, None, 0, 1, sizes[2], topic="T").to_dict()
+    assert row["hits"][1] == known | {"problem": "the message there has topic U"}
 
 
 def test_units_that_must_be_there(store: QueueStore) -> None:
@@ -193,7 +186,15 @@ def test_units_that_must_be_there(store: QueueStore) -> None:
         ask(store, 0)
 
 
-def test_a_running_daemon_has_more_units_than_the_marks(store: QueueStore, running: DirectoryLock) -> None:
+@pytest.fixture
+def running(store: QueueStore) -> Iterator[ExitStack]:
+    """A daemon of this process; ``store.write_state`` is what it says."""
+    with ExitStack() as stack:
+        stack.enter_context(store.running())
+        yield stack
+
+
+def test_a_running_daemon_has_more_units_than_the_marks(store: QueueStore, running: ExitStack) -> None:
     offsets = store.append(*[spec(T0 + number) for number in range(45)])
     new = store.append(*[spec(topic="new") for _ in range(9)])
     late = store.append(spec(topic="later"))
@@ -216,12 +217,12 @@ def test_a_running_daemon_has_more_units_than_the_marks(store: QueueStore, runni
         store.write_state(phyOffset=end, filledOffset=new[0])
         assert ask(store, 0, topic="new").hits == ()
         (store.data / "state").unlink()
-    running.release()
+    running.close()
     store.write_state(phyOffset=end)
     assert ask(store, 0, topic="new").hits == ()
 
 
-def test_a_late_queue_that_a_running_daemon_has_made(store: QueueStore, running: DirectoryLock) -> None:
+def test_a_late_queue_that_a_running_daemon_has_made(store: QueueStore, running: ExitStack) -> None:
     store.append(spec())
     end = store.writer.max_offset
     store.writer.queue_offsets["late", 0] = 2 * FILE_UNITS + 3
@@ -236,7 +237,7 @@ def test_a_late_queue_that_a_running_daemon_has_made(store: QueueStore, running:
 
 
 @pytest.mark.parametrize("written", range(UNIT_SIZE))
-def test_half_a_unit_is_no_unit(store: QueueStore, running: DirectoryLock, written: int) -> None:
+def test_half_a_unit_is_no_unit(store: QueueStore, running: ExitStack, written: int) -> None:
     offsets = store.append(*[spec() for _ in range(4)])
     store.build(upto=offsets[1])
     store.write_state(phyOffset=offsets[3])
@@ -287,43 +288,3 @@ def test_any_stretch_of_any_queue(
             expired = begin + wanted
             reader.correct_min_offset(100 + 10 * expired)
             assert reader.min_offset == min(max(begin, expired), end)
-
-
-class _CountingDisk(Disk):
-    """Keeps each file that it has opened; from ``broken`` files on, opening fails."""
-
-    def __init__(self, broken: int = 99) -> None:
-        self.files: list[DiskFile] = []
-        self._broken = broken
-
-    def open_read(self, path: Path) -> DiskFile:
-        if len(self.files) == self._broken:
-            raise DiskError("open", path, OSError(errno.EIO, "it broke"))
-        self.files.append(super().open_read(path))
-        return self.files[-1]
-
-    def check_closed(self) -> None:
-        """Something was opened, and all of it is closed."""
-        assert self.files
-        assert [file for file in self.files if file.fileno() >= 0] == []
-
-
-def test_a_queue_that_is_not_opened_leaves_nothing_open(tmp_path: Path) -> None:
-    folder, size = tmp_path / "T" / "0", 2 * UNIT_SIZE
-    folder.mkdir(parents=True)
-    for number in range(3):
-        (folder / f"{number * size:020d}").write_bytes(
-            UNIT.pack(number * 20 + 1, 10, 0) + UNIT.pack(number * 20 + 11, 10, 0)
-        )
-    mark = QueueMark("T", 0, 0, 0, 1, -1)
-    disk = _CountingDisk()
-    assert ConsumeQueueReader.of_new(disk, tmp_path, "T", 0, size, published=1) is None  # nothing of it counts yet
-    disk.check_closed()
-    for open_queue in (
-        lambda disk: ConsumeQueueReader.of_new(disk, tmp_path, "T", 0, size, published=99),
-        lambda disk: ConsumeQueueReader.of_mark(disk, tmp_path, mark, size, published=99),
-    ):
-        disk = _CountingDisk(broken=1)
-        with pytest.raises(DiskError, match="it broke"):
-            open_queue(disk)
-        disk.check_closed()

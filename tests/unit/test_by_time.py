@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import query_log_time, query_time
 from indexd.query.by_time import offset_by_time
-from indexd.storage.lock import DirectoryLock
 from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
@@ -49,25 +49,18 @@ def test_the_first_message_of_a_time_or_later_however_the_clock_falls(times: lis
         kept = data.draw(st.integers(0, len(messages)), label="messages that the marks know")
         store.build(upto=messages[kept].phy_offset if kept < len(messages) else None)
         store.write_state()
-        lock = DirectoryLock(store.data / "lock")
         is_running = data.draw(st.booleans(), label="a daemon runs")
-        if is_running:
-            lock.acquire()
         covered = messages if is_running else messages[:kept]
-        try:
-            with store.index() as index:
-                for asked in {*times, *(time + 1 for time in times), T0 - 100, 2**62}:
-                    answer = query_log_time(index, asked)
-                    wanted = next((m for m in covered if m.store_timestamp >= asked), None)
-                    if wanted is None:
-                        assert (answer.phy_offset, answer.segment) == (None, None)
-                        assert answer.why is not None
-                        continue
-                    assert (answer.phy_offset, answer.store_timestamp) == (wanted.phy_offset, wanted.store_timestamp)
-                    assert answer.segment == wanted.phy_offset // SEGMENT * SEGMENT
-                    assert answer.why is None
-        finally:
-            lock.release()
+        with store.running() if is_running else nullcontext(), store.index() as index:
+            for asked in {*times, *(time + 1 for time in times), T0 - 100, 2**62}:
+                answer = query_log_time(index, asked)
+                wanted = next((m for m in covered if m.store_timestamp >= asked), None)
+                found = (answer.phy_offset, answer.store_timestamp, answer.segment)
+                assert (answer.why is None) == (wanted is not None)
+                if wanted is None:
+                    assert found == (None, None, None)
+                else:
+                    assert found == (wanted.phy_offset, wanted.store_timestamp, wanted.phy_offset // SEGMENT * SEGMENT)
 
 
 def test_at_most_about_an_interval_is_scanned(store: QueueStore) -> None:
@@ -99,24 +92,15 @@ def test_a_running_daemon_has_sealed_a_segment_without_any_time(store: QueueStor
     offsets = store.append(*[spec(-5, size=400) for _ in range(12)], spec(T0))
     store.build(upto=offsets[3])
     store.write_state()
-    lock = DirectoryLock(store.data / "lock")
-    lock.acquire()
-    try:
-        with store.index() as index:
-            assert query_log_time(index, 1).phy_offset == offsets[-1]
-            assert query_log_time(index, -5).phy_offset == 0
-            assert query_log_time(index, -4).phy_offset == offsets[-1]
-    finally:
-        lock.release()
+    with store.running(), store.index() as index:
+        found = [query_log_time(index, time).phy_offset for time in (1, -5, -4)]
+    assert found == [offsets[-1], 0, offsets[-1]]
 
 
 def test_uncovered_and_damaged_stretches_are_passed_over(store: QueueStore) -> None:
     offsets = store.append(*[spec(T0 + number, size=500) for number in range(20)])
     store.build()
-    path = store.root / "commitlog" / f"{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[offsets[1] + 4 : offsets[1] + 8] = b"\xff\xff\xff\xff"
-    path.write_bytes(bytes(data))
+    patch(store.root / "commitlog" / f"{0:020d}", offsets[1] + 4, b"\xff\xff\xff\xff")
     behind = next(offset for offset in offsets if offset >= SEGMENT)
     with store.index() as index:
         answer = query_log_time(index, T0 + 1)
@@ -216,21 +200,6 @@ def test_the_answer_names_the_message(store: QueueStore) -> None:
         assert (answer.queue_offset, answer.phy_offset, answer.why) == (30, None, "behind the last message")
         answer = query_time(index, "T", 1, T0)
         assert (answer.queue_offset, answer.why) == (None, "no such queue")
-
-
-def test_a_queue_whose_times_fall_is_halved_and_the_log_is_not(store: QueueStore) -> None:
-    """The broker's answer in the queue, behind a later message; the first in the log that was stored at the time."""
-    times = [0, 90, 20, 30, 100, 10]
-    offsets = store.append(*[spec(T0 + time) for time in times])
-    store.build()
-    with store.index() as index:
-        found = query_time(index, "T", 0, T0 + 30)
-        assert (found.queue_offset, found.phy_offset) == (6, None)
-        found = query_time(index, "T", 0, T0 + 5)
-        assert (found.queue_offset, found.phy_offset) == (1, offsets[1])
-        for asked, number in ((1, 1), (30, 1), (91, 4), (101, None)):
-            whole = query_log_time(index, T0 + asked)
-            assert whole.phy_offset == (None if number is None else offsets[number])
 
 
 def test_a_search_that_meets_an_unreadable_message_is_not_complete(store: QueueStore) -> None:

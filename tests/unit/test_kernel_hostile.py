@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from indexd.commitlog.decoder import DecoderOptions, decode_frame
 from indexd.commitlog.format import FRAME_SIZE_MIN, Corrupt, NotYetWritten, Outcome, Reason
 from support.commitlog_writer import FrameSpec, blank_record, encode_frame
-from support.strategies import DELAY_TOPIC, Sample, logs, messages
+from support.strategies import DELAY_TOPIC, Sample, logs
 from support.twins import DELAYS, FRAME_SIZE_MAX, Decoding, Stretch, by_decoder, by_kernel, encode
 
 JIT = os.environ.get("NUMBA_DISABLE_JIT") != "1"
@@ -97,14 +97,6 @@ def test_every_bit_flipped(name: str) -> None:
         # without that property is as good.
         unmarked = len(data) - 20 <= bit // 8 <= len(data) - 12
         assert len(found.requests) == (1 if unmarked else 0)
-
-
-@given(st.data(), messages(), st.booleans())
-def test_bits_flipped_in_any_message(data: st.DataObject, sample: Sample, prop_crc: bool) -> None:
-    frame = bytearray(sample.encode(BASE, prop_crc=prop_crc))
-    for bit in data.draw(st.lists(st.integers(0, 8 * len(frame) - 1), min_size=1, max_size=4)):
-        frame[bit // 8] ^= 0x80 >> bit % 8
-    decoded(bytes(frame))
 
 
 @given(st.data(), logs(max_size=4))

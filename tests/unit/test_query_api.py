@@ -16,7 +16,7 @@ import pytest
 
 import indexd.query
 from indexd.commitlog.decoder import Message
-from indexd.errors import CorruptDataError, IndexdError, UsageError
+from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import (
     Coverage,
@@ -265,37 +265,6 @@ def test_a_closed_data(one: QueueStore) -> None:
         with pytest.raises(UsageError, match="is closed"):
             call()
     assert isinstance(data, Data)
-
-
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        (("consumeQueue", "fileSize"), 0),
-        (("consumeQueue", "fileSize"), -160),
-        (("consumeQueue", "fileSize"), 159),
-        (("sparse", "segments", 0, 0), -SEGMENT),
-        (("sparse", "segments", 0, 1), 1 << 31),
-        (("sparse", "segments", 0, 2), -1),
-        (("sparse", "segments", 0, 2), 1 << 31),
-        (("sparse", "segments", 0, 3), 1 << 40),
-    ],
-)
-def test_nonsense_in_a_frontier(empty: QueueStore, where: tuple[Any, ...], value: int) -> None:
-    empty.append(*[spec(T0 + number) for number in range(9)])
-    empty.build()
-    path = empty.data / "frontier"
-    row = json.loads(Disk().read(path))
-    del row["crc32"]
-    path.write_text(json.dumps(row))
-    open_data(empty.data).close()
-    inner = row
-    for name in where[:-1]:
-        inner = inner[name]
-    inner[where[-1]] = value
-    path.write_text(json.dumps(row))
-    with pytest.raises(CorruptDataError, match="is no frontier") as refused:
-        open_data(empty.data)
-    assert isinstance(refused.value, IndexdError)
 
 
 def log_of(empty: QueueStore) -> LogView:
