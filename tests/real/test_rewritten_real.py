@@ -1,19 +1,25 @@
-"""RocketMQ's own store cuts its log, writes over it, recovers or cleans it: the index is what the log says then."""
+"""RocketMQ's own store or broker cuts its log, writes over it, recovers or cleans it: the index is as the log then."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.daemon import Daemon, assert_same_index, index_files, indexd_here
+from indexd.flush.frontier import DOUBTED
+from indexd.query import open_data
+from support.daemon import Daemon, assert_same_index, compile_kernels, index_files, indexd, indexd_here
+from support.naive import naive_frames
 from support.queues import tree
+from support.remoting import RemotingClient
 from support.reopened import config_for, reopen
-from support.rocketmq import REAL, arguments, run
+from support.rocketmq import REAL, Broker, arguments, run
 from support.rocketmq_rewrite import (
     STORED,
     Before,
@@ -43,9 +49,10 @@ if TYPE_CHECKING:
 
     from support.naive_log import NaiveMessage
 
+
 pytestmark = REAL
 
-UNSAFE, CORRUPT = 3, 4
+CORRUPT = 4
 ASKED = 100
 ROLLBACK = 0xC
 ALL_TIME = f"10000\t0\t{2**63 - 1}"
@@ -175,46 +182,6 @@ def test_rewritten(tmp_path: Path, rewriter: Rewriter, request: pytest.FixtureRe
         check(log, data)
 
 
-def test_rocketmqs_own_index_keeps_what_was_removed(tmp_path: Path, rewriter: Rewriter, varied: Before) -> None:
-    """The documented difference: it is not rolled back, and takes nothing before the offset that it ended with.
-
-    So after a cut its files are those of the longer log until the new one is as long, and the messages written up to
-    there are missing for ever: comparing with them would prove nothing. ``log_of`` compares with RocketMQ's own index
-    service at work on the log as it is.
-    """
-    store, _ = copied(varied, tmp_path)
-    offset = varied.at(0.4)
-    figures = rewriter.write(store, to=offset, seed=2, count=1000, profile="varied", exit="open")
-    assert offset < figures["maxOffset"] < varied.end
-    shutil.rmtree(store / "consumequeue")  # this is rolled back
-    assert_same_index(varied.stopped, store)
-
-
-@pytest.mark.parametrize("is_forced", [False, True], ids=["run", "recover"])
-def test_another_real_store(tmp_path: Path, varied: Before, even: Before, is_forced: bool) -> None:
-    store, datas = copied(varied, tmp_path)
-    shutil.rmtree(store)
-    shutil.copytree(even.store, store)
-    for name in ("stopped", "killed"):
-        kept = [path.read_bytes() for path in index_files(datas[name])]
-        done = indexd_here(*["--recover"][:is_forced], "--store", store, "--data", datas[name], *SIZES)
-        assert done.returncode == UNSAFE
-        assert f"{store} is not the store that {datas[name]} was built from" in done.stderr
-        assert [path.read_bytes() for path in index_files(datas[name])] == kept
-
-
-def test_another_real_store_beside_the_running_daemon(tmp_path: Path, varied: Before, even: Before) -> None:
-    store, datas = copied(varied, tmp_path)
-    with Daemon(store, datas["beside"], *SIZES) as daemon:
-        daemon.wait_caught_up(varied.end)
-        store.rename(tmp_path / "gone")
-        shutil.copytree(even.store, tmp_path / "other")
-        (tmp_path / "other").rename(store)
-        assert daemon.wait() == UNSAFE
-    line = daemon.log.read_text("utf-8").splitlines()[-1]
-    assert f"{store} is not the store that {datas['beside']} was built from" in line
-
-
 def test_the_oldest_segments_are_cleaned(tmp_path: Path, rewriter: Rewriter, varied: Before) -> None:
     """Nothing is rolled back: all goes on as RocketMQ's own does, which was built whole here, and answers the same."""
     store, datas = copied(varied, tmp_path)
@@ -275,3 +242,130 @@ def check_answers(rewriter: Rewriter, store: Path, data: Path, before: list[Naiv
         asked, data.parent, lambda lines, out: run("Store", "ask", *words, f"in={lines}", f"out={out}", home=home)
     )
     assert_same_answers(data, asked, rows, QUEUE_FILE_SIZE)
+
+
+# --- messages that a real broker has removed, whole behind its end: the daemon finds the broker by the lock ---
+
+SEGMENT_SIZE = 1 << 20
+FLAGS = ("--segment-size", str(SEGMENT_SIZE))
+SENT, CUT_AT = 200, 106
+SEND_MESSAGE, SUCCESS = 10, 0
+
+
+def send(broker: Broker, name: str, count: int) -> None:
+    """Messages of one length, with the keys NAME00000, NAME00001, ..., each a millisecond or more after the other."""
+    with RemotingClient(broker.address) as client:
+        for number in range(count):
+            fields = {
+                "producerGroup": "even", "topic": "Even", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4,
+                "queueId": 0, "sysFlag": 0, "bornTimestamp": int(time.time() * 1000), "flag": 0,
+                "properties": f"KEYS\x01{name}{number:05d}\x02WAIT\x01true", "reconsumeTimes": 0, "unitMode": "false",
+            }  # fmt: skip
+            answer = client.ask(SEND_MESSAGE, fields, b"x" * 50)
+            assert answer.code == SUCCESS, answer
+            time.sleep(0.002)
+
+
+def broker_frames(store: Path) -> list[NaiveMessage]:
+    return sorted(naive_frames(store / "commitlog", SEGMENT_SIZE), key=lambda frame: frame.phy_offset)
+
+
+def found(data: Path, name: str, numbers: range) -> list[int]:
+    """Of these keys, the numbers of those that have a message."""
+    with open_data(data) as opened:
+        return [number for number in numbers if opened.by_key("Even", f"{name}{number:05d}").hits]
+
+
+def check_nothing_removed(data: Path, end: int) -> None:
+    """None of the 93 is found, all others are, and nothing is said to be missing."""
+    assert found(data, "old", range(SENT)) == list(range(CUT_AT))
+    assert found(data, "new", range(1)) == [0]
+    with open_data(data) as opened:
+        coverage = opened.coverage()
+        print(data.name, coverage.to_json())
+        assert (coverage.complete, coverage.uncovered, coverage.end) == (True, (), end)
+
+
+def is_complete(data: Path) -> bool:
+    with open_data(data) as opened:
+        return opened.coverage().complete
+
+
+@pytest.fixture(scope="module")
+def removed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where stores/before is a log of 200, and the data directories of daemons that were stopped and killed then."""
+    home = tmp_path_factory.mktemp("removed")
+    compile_kernels()
+    with Broker(home / "before", store=home / "store") as broker:
+        send(broker, "old", SENT)
+        end = broker_frames(home / "store")[-1]
+        with Daemon(home / "store", home / "killed", *FLAGS) as killed:
+            with Daemon(home / "store", home / "stopped", *FLAGS) as stopped:
+                stopped.wait_durable(end.phy_offset + end.size)
+                assert stopped.terminate() == 0
+            killed.wait_durable(end.phy_offset + end.size)
+            killed.kill()
+        broker.kill()
+    return home
+
+
+def lose_the_end(store: Path) -> int:
+    """What a recovering broker takes for the end of its log, as after a loss of power."""
+    frames = broker_frames(store)
+    assert len(frames) == SENT
+    assert len({frame.size for frame in frames}) == 1
+    with (store / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(frames[CUT_AT].phy_offset + 4)
+        file.write(bytes(4))
+    return frames[CUT_AT + 1].phy_offset
+
+
+def test_no_removed_message_is_found_running_killed_and_stopped(removed: Path) -> None:
+    store, through, beside = removed / "store", removed / "through", removed / "beside"
+    shutil.copytree(removed / "killed", removed / "recovered")
+    shutil.copytree(removed / "killed", through)
+    whole = broker_frames(store)
+    with Daemon(store, through, *FLAGS) as during:
+        during.wait_state(lambda row: bool(row["caughtUp"] and row["messages"] == SENT))
+        end = lose_the_end(store)
+        # It may be damage as well: nobody can be asked.
+        during.wait_state(lambda row: [gap[2] for gap in row["uncovered"]] == [DOUBTED])
+        with Daemon(store, beside, *FLAGS) as running:
+            running.wait_state(lambda row: bool(row["messages"] == CUT_AT))
+            with Broker(removed / "after", store=store) as broker:
+                # The broker is back, and has written nothing yet.
+                during.wait_state(lambda row: bool(row["staleHead"] and row["messages"] == CUT_AT))
+                assert found(through, "old", range(SENT)) == list(range(CUT_AT))
+                assert is_complete(through)
+                send(broker, "new", 1)
+                assert [frame.phy_offset for frame in broker_frames(store)] == [frame.phy_offset for frame in whole]
+                for data, daemon in ((through, during), (beside, running)):
+                    daemon.wait_state(
+                        lambda row: bool(row["caughtUp"] and row["phyOffset"] == end and row["staleHead"])
+                    )
+                    check_nothing_removed(data, end)
+                    daemon.kill()
+                check_others(removed, end)
+                broker.kill()
+    # What the broker has said holds without it, until something is written there.
+    for data in (through, removed / "stopped"):
+        with Daemon(store, data, *FLAGS) as daemon:
+            daemon.wait_state(lambda row: bool(row["caughtUp"]))
+            check_nothing_removed(data, end)
+            assert daemon.terminate() == 0
+        check_nothing_removed(data, end)
+
+
+def check_others(removed: Path, end: int) -> None:
+    """Started, recovered and rebuilt beside the broker."""
+    store = removed / "store"
+    for data in (removed / "through", removed / "beside", removed / "killed", removed / "stopped"):
+        with Daemon(store, data, *FLAGS) as daemon:
+            daemon.wait_state(lambda row: bool(row["caughtUp"] and row["phyOffset"] == end and row["staleHead"]))
+            check_nothing_removed(data, end)
+            assert daemon.terminate() == 0
+        check_nothing_removed(data, end)
+    for words in (("rebuild", "--out", removed / "rebuilt"), ("--recover", "--data", removed / "recovered")):
+        done = indexd(*words, "--store", store, *FLAGS)
+        assert done.returncode == 0, done.stderr
+        check_nothing_removed(Path(words[-1]), end)

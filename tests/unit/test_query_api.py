@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import doctest
 import json
-import subprocess
-import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -85,20 +83,6 @@ def test_an_answer_is_the_sequence_of_its_hits(store: QueueStore) -> None:
         message = data.message(answers[0][0].hits[0].phy_offset)
         assert isinstance(message, Message)
         assert answers[0][0].to_dict()["hits"][0] == Hit.of(message).to_dict()
-
-
-def test_the_package_gives_open_data_and_is_cheap() -> None:
-    code = (
-        "import sys, indexd\n"
-        "assert not [name for name in sys.modules if name.startswith('indexd.')]\n"
-        "from indexd import open_data\n"
-        "import indexd.query\n"
-        "assert indexd.open_data is open_data is indexd.query.open_data\n"
-        "assert not {'numpy', 'numba', 'asyncio', 'structlog'} & set(sys.modules)\n"
-        "assert not hasattr(indexd, 'open_store')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_opened(store: QueueStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -245,24 +243,3 @@ def test_pages_of_a_key(queued: QueueStore, capsys: pytest.CaptureFixture[str]) 
         assert f"more: --cursor {row['cursor']}\n" in said
         cursor = ["--cursor", row["cursor"]]
     assert got == [message.phy_offset for message in queued.messages()][::-1]
-
-
-def test_a_query_loads_neither_numpy_nor_the_compiler(queued: QueueStore) -> None:
-    code = (
-        "import sys; from indexd.cli.main import main\n"
-        "try: main(sys.argv[1:])\n"
-        "except SystemExit as stopped: assert not stopped.code, stopped.code\n"
-        "loaded = {'numpy', 'numba', 'llvmlite', 'asyncio', 'structlog'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
-    )
-    for words in (
-        ["query-key", "--data", queued.data, "-t", "T", "-k", "k"],
-        ["query-offset", "--data", queued.data, "-t", "T", "-i", "0", "-o", "0"],
-        ["query-time", "--data", queued.data, "--log", "-s", "5"],
-        ["message", "--data", queued.data, "-o", "0"],
-        ["inspect", queued.data],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""LogReader over whole logs: every message once and in order, whatever the segments, reads and batches are cut to."""
+"""LogReader over whole and damaged logs: every message once and in order, and damage costs only what it touches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import TopicTable
-from indexd.commitlog.format import NotYetWritten
+from indexd.commitlog.format import MAGIC_BLANK, Corrupt, NotYetWritten, Reason
+from indexd.commitlog.reader import Skipped
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.index.format import FLAVOURS
 from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from support.goldens import GOLDENS, unpack
 from support.naive import naive_frames
-from support.reading import READ_SIZE, SEGMENT_SIZE, Clock, drain, filled, open_reader, patch, segment
+from support.odd_log import DAMAGES, damaged_log, rows_of_whole_log
+from support.reading import READ_SIZE, SEGMENT_SIZE, Clock, Drained, drain, filled, open_reader, patch, segment
 from support.strategies import Sample, logs
 from support.twins import encode, naive_request
 
@@ -287,3 +289,226 @@ def test_what_was_read_ahead_is_forgotten_when_the_reader_goes_elsewhere(tmp_pat
         reader.poll()
     reader.position = offsets[3000]
     assert drain(reader).offsets == offsets[3000:]
+
+
+WIDE = 1 << 20
+
+
+def flip(directory: Path, offset: int, segment_size: int = SEGMENT_SIZE) -> None:
+    path = directory / f"{offset - offset % segment_size:020d}"
+    patch(path, offset % segment_size, bytes([path.read_bytes()[offset % segment_size] ^ 1]))
+
+
+def in_segment(offsets: list[int], base: int) -> list[int]:
+    return [offset for offset in offsets if base <= offset < base + SEGMENT_SIZE]
+
+
+# --- corrupt in a closed segment ---
+
+
+def test_stop_stands_at_the_first_corrupt_byte(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 400)
+    at = in_segment(offsets, SEGMENT_SIZE)[7]
+    flip(tmp_path, at + 5)
+    reader = open_reader(tmp_path)
+    drained = drain(reader)
+    assert drained.end == Corrupt(at, Reason.BAD_MAGIC.text, tmp_path / f"{SEGMENT_SIZE:020d}")
+    assert drained.offsets == [offset for offset in offsets if offset < at]
+    assert drain(reader).end == drained.end
+    # Mended, it goes on by itself.
+    flip(tmp_path, at + 5)
+    assert drain(reader).offsets == [offset for offset in offsets if offset >= at]
+
+
+@pytest.mark.parametrize("where", [0, 3, 5, 30, 84, 87, 88 + 500, 88 + 502])
+def test_skip_passes_over_one_frame_and_counts_its_bytes(tmp_path: Path, where: int) -> None:
+    """Its total size, magic, physical offset or a length inside it."""
+    offsets = filled(tmp_path, 400)
+    first = in_segment(offsets, SEGMENT_SIZE)
+    flip(tmp_path, first[7] + where)
+    reader = open_reader(tmp_path, skip_corrupt=True)
+    drained = drain(reader)
+    assert drained.offsets == [offset for offset in offsets if offset != first[7]]
+    assert [(skipped.begin, skipped.end) for skipped in drained.skipped] == [(first[7], first[8])]
+    assert (reader.counters.corrupt_found, reader.counters.corrupt_bytes) == (1, first[8] - first[7])
+
+
+_SIZE = len(encode_frame(FrameSpec("T", bytes(500)), 0))
+_LAST = (SEGMENT_SIZE - 8) // _SIZE * _SIZE
+_BLANKS = [0, 8, 500, SEGMENT_SIZE, 0x7FFFFFFF, 0xFFFFFFF8]
+
+
+@pytest.mark.parametrize(
+    ("count", "at", "junk", "end", "reason"),
+    [
+        # Nothing is left of a segment, and some frames of it are zeros.
+        (400, _LAST, b"\7" * (SEGMENT_SIZE - _LAST), SEGMENT_SIZE, Reason.BAD_MAGIC),
+        (400, 5 * _SIZE, bytes(4 * _SIZE), 9 * _SIZE, Reason.ZEROS_BEFORE_END),
+        # A blank record of another length costs one frame and not the rest, in a closed segment and in another.
+        *(
+            (count, 40 * _SIZE, left.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big"), 41 * _SIZE, Reason.BAD_BLANK)
+            for left in _BLANKS
+            for count in (80, 200)
+        ),
+    ],
+)
+def test_where_a_reader_stops_and_what_it_skips(
+    tmp_path: Path, count: int, at: int, junk: bytes, end: int, reason: Reason
+) -> None:
+    offsets = filled(tmp_path, count)
+    patch(tmp_path / f"{0:020d}", at, junk)
+    assert drain(open_reader(tmp_path, corrupt_after=0.0)).end == Corrupt(at, reason.text, tmp_path / f"{0:020d}")
+    drained = drain(open_reader(tmp_path, skip_corrupt=True, corrupt_after=0.0))
+    assert drained.skipped == [Skipped(at, end, reason.text)]
+    assert drained.offsets == [offset for offset in offsets if not at <= offset < end]
+
+
+def skipped_between(
+    tmp_path: Path, first: bytes, junk: bytes, last: bytes = b"", size: int = SEGMENT_SIZE
+) -> tuple[list[int], list[Skipped]]:
+    """The messages and what was skipped of a closed segment that holds these, and of the next one's only message."""
+    data = first + junk + last
+    segment(tmp_path, 0, data + (blank_record(size - len(data)) if last else b""), size)
+    segment(tmp_path, size, encode_frame(FrameSpec("T"), size), size)
+    drained = drain(open_reader(tmp_path, segment_size=size, skip_corrupt=True))
+    return drained.offsets, drained.skipped
+
+
+@pytest.mark.parametrize("left", [1, 7, 8, 35, 40])
+def test_a_closed_segment_without_a_blank_record(tmp_path: Path, left: int) -> None:
+    """Nothing a broker leaves; what is left of the segment may be too short even for a head."""
+    first = encode_frame(FrameSpec("T", b"x" * (SEGMENT_SIZE - left - len(encode_frame(FrameSpec("T"), 0)))), 0)
+    reason = Reason.CUT_OFF if left < 8 else Reason.ZEROS_BEFORE_END
+    skipped = [Skipped(len(first), SEGMENT_SIZE, reason.text)]
+    assert skipped_between(tmp_path, first, b"") == ([0, SEGMENT_SIZE], skipped)
+    assert drain(open_reader(tmp_path)).end == Corrupt(len(first), reason.text, tmp_path / f"{0:020d}")
+
+
+@pytest.mark.parametrize("gap", [100, *range(READ_SIZE - 40, READ_SIZE + 41, 8), 3 * READ_SIZE - 1, 5 * READ_SIZE + 17])
+def test_the_next_frame_is_found_across_reads(tmp_path: Path, gap: int) -> None:
+    """Wherever its head lies to the windows that are searched; in a segment of 16 of them."""
+    first = encode_frame(FrameSpec("T", b"first"), 0)
+    at = len(first) + gap
+    frames = encode([Sample(FrameSpec("T", b"x" * size)) for size in (10, 2 * READ_SIZE, 10)], at)
+    offsets, skipped = skipped_between(tmp_path, first, b"\7" * gap, frames, WIDE)
+    assert skipped == [Skipped(len(first), at, Reason.BAD_MAGIC.text)]
+    assert (len(offsets), offsets[:2]) == (5, [0, at])
+
+
+def test_only_a_frame_that_proves_itself_ends_the_search(tmp_path: Path) -> None:
+    """Its magic, its own offset, its lengths and its CRC; a body may hold any bytes, frames among them."""
+    first = encode_frame(FrameSpec("T", b"first"), 0)
+    at = len(first)
+    elsewhere = encode_frame(FrameSpec("T", b"copied"), 0)
+    denied = encode_frame(FrameSpec("T", b"denied"), at + 8 + len(elsewhere)).replace(b"denied", b"deniee")
+    junk = b"\7" * 8 + elsewhere + denied
+    proven = encode_frame(FrameSpec("T", b"proven"), at + len(junk))
+    skipped = [Skipped(at, at + len(junk), Reason.BAD_MAGIC.text)]
+    assert skipped_between(tmp_path, first, junk, proven) == ([0, at + len(junk), SEGMENT_SIZE], skipped)
+
+
+@given(st.data())
+def test_any_damage_costs_only_the_frames_it_touches(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        offsets = filled(directory, 300, body=300)
+        end = offsets[-1] - offsets[-1] % SEGMENT_SIZE
+        begin = data.draw(st.integers(0, end - 1))
+        size = min(data.draw(st.integers(1, 5000)), end - begin, SEGMENT_SIZE - begin % SEGMENT_SIZE)
+        path = directory / f"{begin - begin % SEGMENT_SIZE:020d}"
+        junk = data.draw(st.sampled_from([b"\0", b"\7", b"\xff"])) * size
+        patch(path, begin % SEGMENT_SIZE, junk)
+        reader = open_reader(directory, skip_corrupt=True, verify_crc=True)
+        drained = drain(reader)
+        frame = offsets[1] - offsets[0]
+        touched = {offset for offset in offsets if offset < begin + size and begin < offset + frame}
+        assert set(offsets) - touched <= set(drained.offsets) <= set(offsets)
+        assert drained.offsets == sorted(set(drained.offsets))
+        assert isinstance(drained.end, NotYetWritten)
+        lost = set(offsets) - set(drained.offsets)
+        assert all(any(skip.begin <= offset < skip.end for skip in drained.skipped) for offset in lost)
+        assert reader.counters.corrupt_bytes == sum(skip.end - skip.begin for skip in drained.skipped)
+
+
+# --- CRCs of closed segments ---
+
+
+@pytest.mark.parametrize(
+    ("verify", "until", "bad"),
+    [(False, 0, 0), (True, 0, 2), (False, SEGMENT_SIZE - 1, 0), (False, SEGMENT_SIZE, 1), (False, 2 * SEGMENT_SIZE, 2)],
+)
+def test_bodies_of_closed_segments_are_checked_where_that_is_asked_for(
+    tmp_path: Path, verify: bool, until: int, bad: int
+) -> None:
+    """In all of them, or in those that recovery reads."""
+    offsets = filled(tmp_path, 400)
+    flipped = [in_segment(offsets, base)[3] for base in (0, SEGMENT_SIZE)]
+    for offset in flipped:
+        flip(tmp_path, offset + 100)
+    reader = open_reader(tmp_path, skip_corrupt=True, verify_crc=verify)
+    reader.check_until = until
+    drained = drain(reader)
+    found = [(skip.begin, skip.reason) for skip in drained.skipped]
+    assert found == [(offset, Reason.BODY_CRC.text) for offset in flipped][:bad]
+    assert len(drained.offsets) == len(offsets) - bad
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_frame_larger_than_believed_is_corrupt(tmp_path: Path, closed: bool) -> None:
+    data = encode([Sample(FrameSpec("T", b"x" * size)) for size in (10, 2000, 10)])
+    segment(tmp_path, 0, data + blank_record(SEGMENT_SIZE - len(data)))
+    if closed:
+        segment(tmp_path, SEGMENT_SIZE, encode_frame(FrameSpec("T"), SEGMENT_SIZE))
+    end = drain(open_reader(tmp_path, frame_size_max=1000, corrupt_after=0.0)).end
+    assert (type(end), getattr(end, "reason", "")) == (Corrupt, Reason.BAD_TOTAL_SIZE.text)
+
+
+# --- expiry and gaps ---
+
+
+@pytest.mark.parametrize("interval", [0.0, 1000.0])
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_segments_that_expire_under_the_reader(tmp_path: Path, gone: int, interval: float) -> None:
+    """The one that is open is read to its end; what went after it is passed over as expired."""
+    offsets = filled(tmp_path, 600)
+    reader = open_reader(tmp_path, rows_max=5, list_interval=interval)
+    first = Drained()
+    first.take(reader.poll())
+    for number in range(gone):
+        (tmp_path / f"{number * SEGMENT_SIZE:020d}").unlink()
+    drained = drain(reader)
+    if interval:
+        # Where a file turns out to be gone, the list is made again for the next poll.
+        drained = drain(reader, into=drained)
+    left = [offset for offset in offsets if offset < SEGMENT_SIZE or offset >= gone * SEGMENT_SIZE]
+    assert first.offsets + drained.offsets == left
+    assert [(skip.begin, skip.end) for skip in drained.skipped] == [(SEGMENT_SIZE, gone * SEGMENT_SIZE)][: gone - 1]
+    assert reader.counters.expired_bytes == (gone - 1) * SEGMENT_SIZE
+    assert drained.end == NotYetWritten(reader.position)
+
+
+def test_a_missing_segment_in_the_middle(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 600)
+    (tmp_path / f"{SEGMENT_SIZE:020d}").unlink()
+    reader = open_reader(tmp_path)
+    end = drain(reader).end
+    assert isinstance(end, Corrupt)
+    assert end.offset == SEGMENT_SIZE
+    assert "missing" in end.reason
+    skipping = open_reader(tmp_path, skip_corrupt=True)
+    drained = drain(skipping)
+    assert [(skip.begin, skip.end) for skip in drained.skipped] == [(SEGMENT_SIZE, 2 * SEGMENT_SIZE)]
+    assert drained.offsets == [offset for offset in offsets if offset // SEGMENT_SIZE != 1]
+    assert skipping.counters.corrupt_bytes == SEGMENT_SIZE
+    assert skipping.counters.expired_bytes == 0
+    # Put back, the one that stopped goes on.
+    (tmp_path / "again").mkdir()
+    filled(tmp_path / "again", 600)
+    (tmp_path / "again" / f"{SEGMENT_SIZE:020d}").rename(tmp_path / f"{SEGMENT_SIZE:020d}")
+    assert drain(reader).offsets == [offset for offset in offsets if offset >= SEGMENT_SIZE]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_reader_goes_on_behind_whole_segments_that_are_unreadable(tmp_path: Path, damage: tuple[str, ...]) -> None:
+    end = damaged_log(tmp_path, damage)
+    assert end - rows_of_whole_log(tmp_path)[-1] < 1000

@@ -288,8 +288,10 @@ class ReadAhead:
         return batch if bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= found.newest else None
 
 
-class SplitPoints:
-    """Finds them. ``window`` bytes are read at a time; ``drop_behind`` as in ReaderOptions.
+class SplitPoints(SegmentCursor):
+    """Finds them in the segments as they were listed at the start; ``window`` bytes are read at a time.
+
+    ``drop_behind`` as in ReaderOptions.
 
     Raises DiskError, UnsafeStoreError. One owner, no locks.
     """
@@ -303,20 +305,15 @@ class SplitPoints:
         window: int = 4 << 20,
         drop_behind: int | None = None,
     ) -> None:
-        self._cursor = SegmentCursor(disk, directories, segment_size, window, drop_behind)
+        super().__init__(disk, directories, segment_size, window, drop_behind)
         self._rules = rules._replace(check_crc=True)
         self._batcher = Batcher(1)
         self._window = window
-        self._cursor.refresh()
-
-    @property
-    def log(self) -> SegmentList:
-        """The segments as they were listed at the start."""
-        return self._cursor.log
+        self.refresh()
 
     def is_in_use(self, offset: int) -> bool:
         """Whether the segment that holds ``offset`` is there and holds anything: a broker makes one ahead."""
-        return self._open(offset) and any(self._cursor.buffer[: self._cursor.fill(self._cursor.opened.base, 8)])
+        return self._open(offset) and any(self.buffer[: self.fill(self.opened.base, 8)])
 
     def at(self, offset: int, known: int) -> int | None:
         """Where the first message at or behind ``offset`` begins, in the segment that holds it.
@@ -328,34 +325,28 @@ class SplitPoints:
             return offset
         if not self._open(offset):
             return None
-        if not self._cursor.next_is_in_use():
-            return self._walk(offset, known)
-        found = self._cursor.next_proven(self._batcher, self._rules, offset - 1, self._window, NEVER)
-        if found is None:
-            return self._walk(offset, known)
-        return self._walk(offset, known) if self._is_enclosed(found) else found
-
-    def close(self) -> None:
-        """Close what is open."""
-        self._cursor.close()
+        found = None
+        if self.next_is_in_use():
+            found = self.next_proven(self._batcher, self._rules, offset - 1, self._window, NEVER)
+        return self._walk(offset, known) if found is None or self._is_enclosed(found) else found
 
     def _open(self, offset: int) -> bool:
-        if self._cursor.holds(offset):
+        if self.holds(offset):
             return True
-        if not self._cursor.open(offset):
+        if not self.open(offset):
             return False
         # A point is proven by what stands up to a whole frame before it.
-        self._cursor.spare_pages()
+        self.spare_pages()
         return True
 
     def _is_enclosed(self, offset: int) -> bool:
-        begin = max(offset - int(self._rules.frame_size_max), self._cursor.opened.base)
+        begin = max(offset - int(self._rules.frame_size_max), self.opened.base)
         while begin < offset:
             # Heads that straddle two windows are seen in the second.
-            limit = self._cursor.fill(begin, min(self._window, offset - begin))
+            limit = self.fill(begin, min(self._window, offset - begin))
             if limit == 0:
-                raise DiskError("read", self._cursor.opened.path, OSError("it is shorter than it was"))
-            if is_enclosed(self._cursor.buffer, _U64(limit), _U64(begin), _U64(self._cursor.opened.end), _U64(offset)):
+                raise DiskError("read", self.opened.path, OSError("it is shorter than it was"))
+            if is_enclosed(self.buffer, _U64(limit), _U64(begin), _U64(self.opened.end), _U64(offset)):
                 return True
             begin += limit if begin + limit >= offset else max(limit - HEAD_SIZE, 1)
         return False
@@ -371,7 +362,7 @@ class SplitPoints:
 
     def _step(self, known: int, size: int, offset: int) -> int | None:
         # Along the heads of so many bytes; None if none follows.
-        limit = self._cursor.fill(known, size)
-        end, largest = _U64(self._cursor.opened.end), self._rules.frame_size_max
-        taken, goes_on = walk_heads(self._cursor.buffer, _U64(limit), _U64(known), end, largest, _U64(offset))
+        limit = self.fill(known, size)
+        end, largest = _U64(self.opened.end), self._rules.frame_size_max
+        taken, goes_on = walk_heads(self.buffer, _U64(limit), _U64(known), end, largest, _U64(offset))
         return known + int(taken) if goes_on and int(taken) else None

@@ -221,7 +221,6 @@ class LogView(FrameReader):
         super().__init__(disk, list_segments(disk, directories, segment_size))
         self._written_end = WrittenEnd()
         self._listings_left = _LISTINGS_PER_QUERY
-        self._is_stale = False
         #: Called for each message, entry and piece of log that a query looks at; what it raises ends the query.
         self.check: Callable[[], None] = lambda: None
 
@@ -273,11 +272,8 @@ class LogView(FrameReader):
         for base in sorted(self._files):
             yield base, self._files[base].fileno()
 
-    def store_timestamp(self, phy_offset: int, size: int) -> int:
-        """The store time of the message of ``size`` bytes there, -1 where the log has none (pickupStoreTimestamp)."""
-        segments = self.segments
-        if not segments or phy_offset < segments[0].base or phy_offset + size > segments[-1].end:
-            return -1
+    def store_timestamp(self, phy_offset: int) -> int:
+        """The store time of the message there, -1 where the log has none (pickupStoreTimestamp)."""
         found = self.at(phy_offset)
         return found.store_timestamp if isinstance(found, Message) else -1
 
@@ -285,7 +281,7 @@ class LogView(FrameReader):
         """A new query: a log whose directories have changed is listed anew, and may be again."""
         self._listings_left = _LISTINGS_PER_QUERY
         changes = self._changes()
-        if self._is_stale or changes != self._changes_listed:
+        if changes != self._changes_listed:
             self.refresh()
             self._changes_listed = changes
 
@@ -293,7 +289,6 @@ class LogView(FrameReader):
         """List the segments anew; files that were open are closed."""
         self.close()
         self.log = list_segments(self._disk, self._directories, self.segment_size)
-        self._is_stale = False
 
     def frame_head(self, phy_offset: int) -> FrameHead | int:
         """The frame that begins there, by its head alone; where there is none, bytes to the end of the segment.
@@ -315,29 +310,18 @@ class LogView(FrameReader):
     def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
         self.check()
         found = super()._file_at(phy_offset)
-        if found is None and self._is_listed_anew(phy_offset):
-            found = super()._file_at(phy_offset)
-        return found
-
-    def _is_listed_anew(self, phy_offset: int) -> bool:
-        # Behind the last segment there may be another by now.
-        if self.log.at(phy_offset) is not None:
-            self._is_stale = True  # listed, but gone since
-            return False
-        is_behind = not self.segments or phy_offset >= self.segments[-1].end
-        if is_behind and self._listings_left > 0:
+        # It may be in a segment that is new, or its own may have gone since they were listed.
+        if found is None and self._listings_left > 0 and phy_offset >= (self.begin or 0):
             self._listings_left -= 1
             self.refresh()
-            return True
-        return False
+            found = super()._file_at(phy_offset)
+        return found
 
     def has_expired(self, phy_offset: int) -> bool:
         """Whether an offset at which ``at`` found None was in the log once: it lies before the log's begin.
 
         Not where a segment is missing behind others: a broker removes only the oldest.
         """
-        if self._is_stale:  # a listed segment has gone: was it the oldest?
-            self.refresh()
         return 0 <= phy_offset < (self.begin or 0)
 
     def is_inside(self, phy_offset: int) -> bool:

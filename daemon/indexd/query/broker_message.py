@@ -150,7 +150,7 @@ def earliest_time(index: QueryIndex, topic: str, queue_id: int) -> int:
         if queue is None or queue.min_offset >= queue.max_offset:
             return -1
         unit = queue.unit(queue.min_offset)
-        return index.log.store_timestamp(unit.phy_offset, unit.size)
+        return index.log.store_timestamp(unit.phy_offset)
 
     return with_queue(index, topic, queue_id, time)
 

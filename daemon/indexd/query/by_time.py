@@ -56,7 +56,7 @@ from indexd.sparse.format import (
 from indexd.storage.disk import DiskFile
 
 Boundary = Literal["lower", "upper"]
-StoreTime = Callable[[int, int], int]
+StoreTime = Callable[[int], int]
 _UNKNOWN = -1
 
 
@@ -112,8 +112,8 @@ def query_time(
         begin = coverage.log_begin or 0
         unread: list[int] = []
 
-        def store_time(phy_offset: int, size: int) -> int:
-            time = index.log.store_timestamp(phy_offset, size)
+        def store_time(phy_offset: int) -> int:
+            time = index.log.store_timestamp(phy_offset)
             unread.extend([phy_offset] if time == _UNKNOWN and phy_offset >= begin else ())
             return time
 
@@ -125,7 +125,7 @@ def query_time(
         if not low <= offset < high:
             return replace(found, why=why_no_hits(coverage, queue, offset))
         unit = queue.unit(offset)
-        time = index.log.store_timestamp(unit.phy_offset, unit.size)
+        time = index.log.store_timestamp(unit.phy_offset)
         hit = queue_hit(unit, index.log.at(unit.phy_offset), topic, queue_id, offset)
         known = None if time == _UNKNOWN else time
         return replace(found, phy_offset=unit.phy_offset, store_timestamp=known, hits=(hit,))
@@ -138,8 +138,7 @@ def offset_by_time(
 ) -> int:
     """RocketMQ's answer, in units.
 
-    ``store_time`` of a message's physical offset and size, -1 if the log has no such; the log begins at
-    ``min_phy_offset``.
+    ``store_time`` of a message's physical offset, -1 if the log has no such; the log begins at ``min_phy_offset``.
     """
     found = _search(queue, store_time, timestamp, boundary == "lower", min_phy_offset)
     return min(max(found, queue.min_offset), queue.max_offset)
@@ -149,8 +148,7 @@ def _search(
     queue: ConsumeQueueReader, store_time: StoreTime, timestamp: int, is_lower: bool, min_phy_offset: int
 ) -> int:
     def time(offset: int) -> int:
-        unit = queue.unit(offset)
-        return store_time(unit.phy_offset, unit.size)
+        return store_time(queue.unit(offset).phy_offset)
 
     start = _choose_file(queue, time, timestamp, is_lower)
     if start is None:

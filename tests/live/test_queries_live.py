@@ -1,8 +1,13 @@
-"""What every surface says where an index ends at bytes that are no frame: not known behind there, never complete."""
+"""Queries by processes and sockets: what starting one loads, and what each says where an index ends at damage.
+
+At bytes that are no frame: not known behind there, never complete.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -175,3 +180,37 @@ def test_a_running_daemon_says_that_it_stands_and_is_not_ready(tmp_path: Path) -
             assert f"no message: not known behind offset {damage}: " in indexd_here(*words).stdout
             assert daemon.terminate() == 0
             assert f"no message: not known behind offset {damage}: " in indexd_here(*words).stdout
+
+
+def test_neither_the_package_nor_a_query_loads_numpy_or_the_compiler(tmp_path: Path) -> None:
+    store = QueueStore(tmp_path)
+    store.append(_spec(0))
+    store.build()
+    names = "{'numpy', 'numba', 'llvmlite', 'asyncio', 'structlog'}"
+    package = (
+        "import sys, indexd\n"
+        "assert not [name for name in sys.modules if name.startswith('indexd.')]\n"
+        "from indexd import open_data\n"
+        "import indexd.query\n"
+        "assert indexd.open_data is open_data is indexd.query.open_data\n"
+        f"assert not {names} & set(sys.modules)\n"
+        "assert not hasattr(indexd, 'open_store')\n"
+    )
+    query = (
+        "import sys; from indexd.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as stopped: assert not stopped.code, stopped.code\n"
+        f"loaded = {names} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    given = f"--data {store.data}"
+    for code, words in (
+        (package, ""),
+        (query, f"query-key {given} -t T -k order-0"),
+        (query, f"query-offset {given} -t T -i 0 -o 0"),
+        (query, f"query-time {given} --log -s 5"),
+        (query, f"message {given} -o 0"),
+        (query, f"inspect {store.data}"),
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
