@@ -167,12 +167,14 @@ def limited() -> tuple[str, ...]:
 
 
 def test_thousands_of_queues(tmp_path: Path, limited: tuple[str, ...]) -> None:
+    """Killed in the middle of building, of syncing or of writing it down; at last most of them expire: each keeps its
+    last file, those that go on expire theirs, and removal needs no descriptors either.
+    """
     store, data, whole = (tmp_path / name for name in ("store", "data", "whole"))
     end = write(store, round_of(0), MANY_SEGMENT_SIZE)
     with Daemon(store, data, *MANY_WORDS, env=CALM, tracer=limited) as daemon:
         daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
         end = write(store, [*round_of(1), *round_of(2)], MANY_SEGMENT_SIZE)
-        # In the middle of building, of syncing or of writing it down.
         daemon.wait_state(lambda row: bool(row["messages"] > QUEUES))
         assert peak_memory(daemon) < MEMORY_MAX
         daemon.kill()
@@ -187,20 +189,13 @@ def test_thousands_of_queues(tmp_path: Path, limited: tuple[str, ...]) -> None:
     rebuild(store, whole, *MANY_WORDS)
     assert_same_index(data, whole)
     assert len(tree(data / "consumequeue")) == 2 * QUEUES
-
-
-def test_thousands_of_queues_of_which_most_have_expired(tmp_path: Path, limited: tuple[str, ...]) -> None:
-    """Each keeps its last file; those that go on expire theirs; removal needs no descriptors either."""
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write(store, [*round_of(0), *round_of(1), *round_of(2)], MANY_SEGMENT_SIZE)
-    with Daemon(store, data, *MANY_WORDS, env=CALM, tracer=limited) as daemon:
-        daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
-        expire(store, len(list((store / "commitlog").iterdir())) - 1)
-        end = write(store, round_of(3)[:100], MANY_SEGMENT_SIZE)
-        daemon.wait_event("expired_files", WAIT)
-        daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
-        assert daemon.terminate() == 0
-    assert not [row for row in daemon.events() if row["level"] != "info"]
+    expire(store, len(list((store / "commitlog").iterdir())) - 1)
+    end = write(store, round_of(3)[:100], MANY_SEGMENT_SIZE)
+    with Daemon(store, data, *MANY_WORDS, env=CALM, tracer=limited) as last:
+        last.wait_event("expired_files", WAIT)
+        last.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
+        assert last.terminate() == 0
+    assert not [row for row in last.events() if row["level"] != "info"]
     folders = [path for path in (data / "consumequeue").glob("*/*") if path.is_dir()]
     assert len(folders) == QUEUES
     assert {path.name for folder in folders for path in folder.iterdir()} == {f"{MANY_QUEUE_FILE_SIZE:020d}"}

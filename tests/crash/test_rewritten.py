@@ -17,7 +17,7 @@ from indexd.query import open_data as open_query
 from indexd.recovery import recover as recover_module
 from indexd.recovery.open import Opened, open_data, reader_options
 from indexd.recovery.rebuild import rebuild
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 from support.beside_log import assert_beside, flags, frames, over_queues, prepared, segments_of, spec, write
 from support.commitlog_writer import CommitLogWriter, FrameSpec
@@ -278,20 +278,6 @@ def test_cut_while_nobody_looks(tmp_path: Path, where: str, written: int) -> Non
     check_all(tmp_path)
 
 
-@pytest.mark.parametrize("where", ["in a queue file", "in a segment", "where a segment begins", "almost all"])
-def test_cut_beside_the_running_daemon(tmp_path: Path, where: str) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write(store, over_queues(2000, 6), _SEGMENT)
-    with Daemon(store, data, *_WORDS, env=_SOON) as daemon:
-        daemon.wait_durable(end)
-        cut = cuts(frames(store, _SEGMENT))[where]
-        end = write(store, later(over_queues(3000, 7, seed=2, first=5000)), _SEGMENT, at=cut)
-        assert "the log was cut" in daemon.wait_event("disturbed")["problem"]
-        daemon.wait_caught_up(end)
-        assert daemon.terminate() == 0
-    check_all(tmp_path)
-
-
 def wait_at(daemon: Daemon, end: int) -> None:
     """The log may have been longer before: right there, not behind it."""
     daemon.wait_state(lambda row: bool(row["phyOffset"] == end))
@@ -319,30 +305,6 @@ def test_cut_again_and_again_beside_the_running_daemon(tmp_path: Path) -> None:
     with Daemon(store, data, *_WORDS, env=_SOON) as daemon:
         wait_at(daemon, end)
         assert daemon.terminate() == 0
-    check_all(tmp_path)
-
-
-def test_stale_frames_reach_to_the_end_of_a_segment_behind_which_the_log_is_gone(tmp_path: Path) -> None:
-    """A cut at a message without a word behind it: the rest of its segment stands as before, and then nothing comes.
-
-    What is built ends with its last message: its blank record counts when a next segment is in use, and there is none.
-    """
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write(store, over_queues(2000, 6), _SEGMENT)
-    with Daemon(store, data, *_WORDS, env=_SOON) as daemon:
-        daemon.wait_durable(end)
-        known = frames(store, _SEGMENT)
-        cut = segments_of(known, _SEGMENT)[-3][5].phy_offset
-        for path in (store / "commitlog").iterdir():
-            if int(path.name) > cut:
-                path.unlink()
-        daemon.wait_event("disturbed")
-        last = segments_of(known, _SEGMENT)[-3][-1]
-        daemon.wait_state(lambda row: bool(row["phyOffset"] == last.phy_offset + last.size))
-        end = write(store, later(over_queues(900, 7, seed=2, first=5000)), _SEGMENT, at=cut)
-        daemon.wait_caught_up(end)
-        assert daemon.terminate() == 0
-        assert len(daemon.events("disturbed")) <= 3
     check_all(tmp_path)
 
 

@@ -20,7 +20,7 @@ from indexd.spark.export import Exported, ExportRequest, export
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS
 from indexd.spark.tasks import job_error
 from indexd.storage.lock import DirectoryLock
-from support.odd_log import odd_messages, write_odd
+from support.beside_log import odd_messages, write_odd
 from support.rows import config_of, logged, row_of
 from support.small_log import BASE_TIME, SEGMENT_SIZE, write_log
 

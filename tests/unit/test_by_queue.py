@@ -20,7 +20,6 @@ from indexd.flush.frontier import Uncovered
 from indexd.query import Hit, OffsetQuery, query_log_time, query_offset, query_time
 from indexd.query.by_time import offset_by_time
 from indexd.query.coverage import MOVED
-from indexd.storage.disk import Disk
 from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import FILE_UNITS, QueueStore, build_queues, write_queue
@@ -266,32 +265,6 @@ def test_a_queue_that_lacks_a_message_does_not_say_that_the_last_one_was_never_s
     with store.index() as index:
         assert not query_time(index, "T", 0, T0 + 5).coverage.complete
     assert ask(store, 2).problems == 3
-
-
-@given(st.integers(0, 30), st.integers(0, 40), st.integers(1, 9), st.integers(0, 45), st.integers(0, 45), st.booleans())
-def test_any_stretch_of_any_queue(
-    begin: int, count: int, file_units: int, asked: int, wanted: int, has_empty_file: bool
-) -> None:
-    units = [Unit(100 + 10 * number, 10, number) for number in range(begin, begin + count)]
-    first = begin - begin % file_units
-    with tempfile.TemporaryDirectory() as directory:
-        root, size = Path(directory), file_units * UNIT_SIZE
-        folder = root / "T" / "0"
-        folder.mkdir(parents=True)
-        content = BLANK_UNIT * (begin - first) + b"".join(UNIT.pack(*unit) for unit in units)
-        content += bytes(size if has_empty_file and len(content) % size == 0 else 0)
-        for at in range(0, len(content), size):
-            name = f"{first * UNIT_SIZE + at:020d}"
-            (folder / name).write_bytes(content[at : at + size].ljust(size, b"\0"))
-        end = begin + count
-        mark = QueueMark("T", 0, first, begin, end, -1)
-        with ConsumeQueueReader.of_mark(Disk(), root, mark, size) as reader:
-            low, high = max(asked, begin), min(max(asked, begin) + wanted, end)
-            assert reader.get(asked, wanted) == units[max(low - begin, 0) : max(high - begin, 0)]
-            assert [reader.unit(q) for q in range(begin, end)] == units
-            expired = begin + wanted
-            reader.correct_min_offset(100 + 10 * expired)
-            assert reader.min_offset == min(max(begin, expired), end)
 
 
 TIMES = st.lists(

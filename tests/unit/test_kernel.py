@@ -229,53 +229,62 @@ def test_keys_are_split_at_single_spaces_in_order() -> None:
 # --- heads ---
 
 
-def walk(data: bytes, start: int = 0, limit: int | None = None, base: int = 0, segment_end: int = 1 << 40) -> int:
-    numbers = (np.uint64(n) for n in (start, len(data) if limit is None else limit, base, segment_end, FRAME_SIZE_MAX))
-    return int(last_head(np.frombuffer(data, dtype=np.uint8), *numbers))
-
-
-def search(data: bytes, start: int = 0, limit: int | None = None, base: int = 0) -> int:
-    numbers = (np.uint64(n) for n in (start, len(data) if limit is None else limit, base))
-    return int(find_frame(np.frombuffer(data, dtype=np.uint8), *numbers))
+def uint64s(*numbers: int) -> tuple[np.uint64, ...]:
+    return tuple(np.uint64(number) for number in numbers)
 
 
 THREE = [Sample(FrameSpec("T", body=bytes(size), properties={"KEYS": "k"})) for size in (10, 50, 0)]
+OLDER = [Sample(replace(one.spec, store_timestamp=at)) for one, at in zip(THREE, (5, 5, 4), strict=True)]
+HEADS = encode(THREE, 4096)
+JUNK = bytes(range(7)) + HEADS[:60]
+AT_1 = len(THREE[0].encode())
+AT_2 = AT_1 + len(THREE[1].encode())
 
 
-def test_the_last_head_proves_the_frames_before_it() -> None:
-    data = encode(THREE, 4096)
-    sizes = [len(sample.encode()) for sample in THREE]
-    first, second = sizes[0], sizes[0] + sizes[1]
-    assert walk(data, base=4096) == second
-    assert walk(data + bytes(100), base=4096) == second
-    # A blank record has no time: an older, longer log may have left it behind.
-    assert walk(data + blank_record(100), base=4096) == second
-    # A head counts once it is there up to its store timestamp, whatever is behind it.
-    assert walk(data, base=4096, limit=second + 76) == second
-    assert walk(data, base=4096, limit=second + 75) == first
-    assert walk(data, base=4096, limit=first + 76) == first
-    assert walk(data, base=4096, limit=76) == 0
-    # A frame that is older than the one before it was left behind by an older log.
-    older = [Sample(replace(one.spec, store_timestamp=at)) for one, at in zip(THREE, (5, 5, 4), strict=True)]
-    assert walk(encode(older, 4096), base=4096) == first
-    # A head that was written for another place proves nothing, nor does one that leaves the segment.
-    assert walk(data, base=0) == 0
-    assert walk(data, base=4096, segment_end=4096 + second) == first
-    assert walk(data[:second] + b"\1" + data[second + 1 :], base=4096) == first
+@pytest.mark.parametrize(
+    ("data", "limit", "base", "segment_end", "last"),
+    [
+        (HEADS, None, 4096, 1 << 40, AT_2),
+        (HEADS + bytes(100), None, 4096, 1 << 40, AT_2),
+        # A blank record has no time: an older, longer log may have left it behind.
+        (HEADS + blank_record(100), None, 4096, 1 << 40, AT_2),
+        # A head counts once it is there up to its store timestamp, whatever is behind it.
+        (HEADS, AT_2 + 76, 4096, 1 << 40, AT_2),
+        (HEADS, AT_2 + 75, 4096, 1 << 40, AT_1),
+        (HEADS, AT_1 + 76, 4096, 1 << 40, AT_1),
+        (HEADS, 76, 4096, 1 << 40, 0),
+        # A frame that is older than the one before it was left behind by an older log.
+        (encode(OLDER, 4096), None, 4096, 1 << 40, AT_1),
+        # A head that was written for another place proves nothing, nor does one that leaves the segment.
+        (HEADS, None, 0, 1 << 40, 0),
+        (HEADS, None, 4096, 4096 + AT_2, AT_1),
+        (HEADS[:AT_2] + b"\1" + HEADS[AT_2 + 1 :], None, 4096, 1 << 40, AT_1),
+    ],
+)
+def test_the_last_head_proves_the_frames_before_it(
+    data: bytes, limit: int | None, base: int, segment_end: int, last: int
+) -> None:
+    numbers = uint64s(0, len(data) if limit is None else limit, base, segment_end, FRAME_SIZE_MAX)
+    assert int(last_head(np.frombuffer(data, dtype=np.uint8), *numbers)) == last
 
 
-def test_a_frame_is_found_by_its_magic_and_its_own_offset() -> None:
-    data = encode(THREE, 4096)
-    junk = bytes(range(7)) + data[:60]
-    assert search(data, base=4096) == 0
-    second = len(THREE[0].encode())
-    assert search(data, start=1, base=4096) == second
-    # The copy in the junk stands at another offset than it says.
-    assert search(junk + data, base=4096 - len(junk)) == len(junk)
-    assert search(data, start=1, limit=second + HEAD_SIZE, base=4096) == second
-    assert search(data, start=1, limit=second + HEAD_SIZE - 1, base=4096) == second + HEAD_SIZE - 1
-    assert search(b"", base=0) == 0
-    assert search(bytes(500)) == 500
+@pytest.mark.parametrize(
+    ("data", "start", "limit", "base", "found"),
+    [
+        (HEADS, 0, len(HEADS), 4096, 0),
+        (HEADS, 1, len(HEADS), 4096, AT_1),
+        # The copy in the junk stands at another offset than it says.
+        (JUNK + HEADS, 0, len(JUNK + HEADS), 4096 - len(JUNK), len(JUNK)),
+        (HEADS, 1, AT_1 + HEAD_SIZE, 4096, AT_1),
+        (HEADS, 1, AT_1 + HEAD_SIZE - 1, 4096, AT_1 + HEAD_SIZE - 1),
+        (b"", 0, 0, 0, 0),
+        (bytes(500), 0, 500, 0, 500),
+    ],
+)
+def test_a_frame_is_found_by_its_magic_and_its_own_offset(
+    data: bytes, start: int, limit: int, base: int, found: int
+) -> None:
+    assert int(find_frame(np.frombuffer(data, dtype=np.uint8), *uint64s(start, limit, base))) == found
 
 
 # --- the small compiled pieces against their plain twins: Java's string hash and numbers, CRC-32, byte search ---

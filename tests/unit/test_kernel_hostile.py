@@ -157,11 +157,6 @@ def test_a_negative_length_is_none(field: str) -> None:
         assert len(decoded(bytes(data)).requests) == 1
 
 
-def test_a_topic_of_128_bytes_is_no_v1_topic() -> None:
-    data = encode_frame(FrameSpec("T"), BASE, raw_topic=b"x" * 128)
-    assert decoded(data).reason == Reason.LENGTHS_DISAGREE.text
-
-
 # --- every reason ---
 
 
@@ -176,32 +171,42 @@ def patched(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
-def test_each_rule_has_its_reason() -> None:
-    data = encode_frame(FULL, BASE, prop_crc=True)
-    body = places(FULL)["body"][0] + 4
-    assert one(patched(data, 4, b"\1")) == Reason.BAD_MAGIC.text
-    assert one(patched(data, 3, b"\5")) == Reason.BAD_TOTAL_SIZE.text
-    assert one(patched(data, 0, b"\5")) == Reason.BAD_TOTAL_SIZE.text
-    assert one(data, segment_end=BASE + len(data) - 1) == Reason.BAD_TOTAL_SIZE.text
-    assert one(data, frame_size_max=len(data) - 1) == Reason.BAD_TOTAL_SIZE.text
-    assert one(patched(data, 35, b"\1")) == Reason.WRONG_PHYSICAL_OFFSET.text
-    assert one(patched(data, body - 1, b"\1")) == Reason.LENGTHS_DISAGREE.text
-    assert one(patched(data, body, b"\1")) == Reason.BODY_CRC.text
-    assert one(patched(data, 20, b"\1")) == Reason.PROPERTY_CRC.text
-    assert one(patched(data, len(data) - 1, b"\1")) == Reason.PROPERTY_CRC.text
-    assert one(patched(data, len(data) - 2, b"x")) == Reason.PROPERTY_CRC.text
-    delayed = encode_frame(DELAYED, BASE)
-    assert one(delayed.replace(b"DELAY\x013", b"DELAY\x01x")) == Reason.DELAY_LEVEL.text
-    assert one(delayed.replace(b"BASE\x0177", b"BASE\x017x")) == Reason.INNER_BATCH.text
+_DATA = encode_frame(FULL, BASE, prop_crc=True)
+_BODY = places(FULL)["body"][0] + 4
+_INNER = encode_frame(FULL, BASE + 48)
+_ENTRY = struct.pack(">iiqqqiiii", 1, 48 + len(_INNER), 0, 0, BASE, 0, 0, 0, len(_INNER)) + _INNER
+_DELAYED = encode_frame(DELAYED, BASE)
 
 
-def test_a_dledger_entry_is_named() -> None:
-    inner = encode_frame(FULL, BASE + 48)
-    entry = struct.pack(">iiqqqiiii", 1, 48 + len(inner), 0, 0, BASE, 0, 0, 0, len(inner)) + inner
-    assert one(entry) == Reason.DLEDGER.text
-    assert one(entry[:56]) == Reason.DLEDGER.text
-    assert one(entry[:55]) == Reason.BAD_MAGIC.text
-    assert one(patched(entry, 3, b"\2")) == Reason.BAD_MAGIC.text
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (patched(_DATA, 4, b"\1"), Reason.BAD_MAGIC),
+        (patched(_DATA, 3, b"\5"), Reason.BAD_TOTAL_SIZE),
+        (patched(_DATA, 0, b"\5"), Reason.BAD_TOTAL_SIZE),
+        (patched(_DATA, 35, b"\1"), Reason.WRONG_PHYSICAL_OFFSET),
+        (patched(_DATA, _BODY - 1, b"\1"), Reason.LENGTHS_DISAGREE),
+        (patched(_DATA, _BODY, b"\1"), Reason.BODY_CRC),
+        (patched(_DATA, 20, b"\1"), Reason.PROPERTY_CRC),
+        (patched(_DATA, len(_DATA) - 1, b"\1"), Reason.PROPERTY_CRC),
+        (patched(_DATA, len(_DATA) - 2, b"x"), Reason.PROPERTY_CRC),
+        (_DELAYED.replace(b"DELAY\x013", b"DELAY\x01x"), Reason.DELAY_LEVEL),
+        (_DELAYED.replace(b"BASE\x0177", b"BASE\x017x"), Reason.INNER_BATCH),
+        (_ENTRY, Reason.DLEDGER),
+        (_ENTRY[:56], Reason.DLEDGER),
+        (_ENTRY[:55], Reason.BAD_MAGIC),
+        (patched(_ENTRY, 3, b"\2"), Reason.BAD_MAGIC),
+        # A topic of 128 bytes is no v1 topic.
+        (encode_frame(FrameSpec("T"), BASE, raw_topic=b"x" * 128), Reason.LENGTHS_DISAGREE),
+    ],
+)
+def test_each_rule_has_its_reason(data: bytes, reason: Reason) -> None:
+    assert one(data) == reason.text
+
+
+def test_a_size_that_leaves_the_segment_or_is_larger_than_believed() -> None:
+    assert one(_DATA, segment_end=BASE + len(_DATA) - 1) == Reason.BAD_TOTAL_SIZE.text
+    assert one(_DATA, frame_size_max=len(_DATA) - 1) == Reason.BAD_TOTAL_SIZE.text
 
 
 @pytest.mark.parametrize("size", range(10))

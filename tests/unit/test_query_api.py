@@ -1,8 +1,9 @@
-"""The Python API: its example, what it opens, messages, empty answers, wrong arguments."""
+"""Queries from Python and from the command line: what is opened, answered and said, and what is refused."""
 
 from __future__ import annotations
 
 import doctest
+import io
 import json
 import zlib
 from dataclasses import replace
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 import indexd.query
+from indexd.cli.main import main
 from indexd.commitlog.decoder import Message
 from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import (
+    TIME_MAX,
     Coverage,
     Data,
     Hit,
@@ -32,8 +35,9 @@ from indexd.query.coverage import Behind
 from indexd.query.message import find_by_id, find_by_offset, parse_message_id, unpack_body
 from indexd.storage.disk import Disk
 from support.commitlog_writer import FrameSpec
-from support.data_directory import SEGMENT, T0, config_of, spec
+from support.data_directory import SEGMENT, T0, Store, config_of, spec
 from support.queue_store import QueueStore
+from support.reading import patch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,16 +131,26 @@ def test_nothing_before_a_cursor(empty: QueueStore) -> None:
         assert str(query_exact(index, KeyQuery("T", "none", before=behind + 1)).why).startswith("not yet indexed")
 
 
-def test_what_a_cursor_leaves_open() -> None:
-    gap = Uncovered(300, 400, "lost")
-    whole = Coverage(200, 500, 100, Behind(500), (gap,))
-    assert whole.up_to(501).behind is not None
-    assert whole.up_to(500).behind is None
-    assert whole.up_to(301).uncovered == (gap,)
-    assert whole.up_to(300).uncovered == ()
-    assert whole.up_to(101).starts_late
-    assert not whole.up_to(101).complete
-    assert whole.up_to(100).complete  # the log begins there
+_GAP = Uncovered(300, 400, "lost")
+
+
+@pytest.mark.parametrize(
+    ("before", "is_behind", "uncovered", "starts_late", "complete"),
+    [
+        (501, True, (_GAP,), True, False),
+        (500, False, (_GAP,), True, False),
+        (301, False, (_GAP,), True, False),
+        (300, False, (), True, False),
+        (101, False, (), True, False),
+        (100, False, (), False, True),  # the log begins there
+    ],
+)
+def test_what_a_cursor_leaves_open(
+    before: int, is_behind: bool, uncovered: tuple[Uncovered, ...], starts_late: bool, complete: bool
+) -> None:
+    open_to = Coverage(200, 500, 100, Behind(500), (_GAP,)).up_to(before)
+    assert (open_to.behind is not None, open_to.uncovered) == (is_behind, uncovered)
+    assert (open_to.starts_late, open_to.complete) == (starts_late, complete)
     assert not Coverage(200, 500, None, Behind(500)).complete
     assert Coverage(200, 500, None, Behind(500)).up_to(0).complete
 
@@ -266,16 +280,16 @@ def test_messages_by_offset_and_id(empty: QueueStore) -> None:
         assert len(text) == digits
         assert find_by_id(log, text.lower()) == found
     assert "stored by [2001:db8::1]:10911" in find_by_id(log, f"7f00000100002a9f{second:016x}").reason
-    assert "nothing is written" in find_by_offset(log, empty.writer.max_offset).reason
-    assert "does not reach" in find_by_offset(log, 10**12).reason
-    assert "does not reach" in find_by_offset(log, -1).reason
+    for offset, said in (
+        (empty.writer.max_offset, "nothing is written"),
+        (10**12, "does not reach"),
+        (-1, "not reach"),
+    ):
+        assert said in find_by_offset(log, offset).reason
     path = empty.root / "commitlog" / f"{0:020d}"
-    content = bytearray(path.read_bytes())
-    content[third + 92] ^= 1
-    path.write_bytes(bytes(content))
+    patch(path, third + 92, b"\1")
     assert "CRC" in find_by_offset(log, third).reason
     empty.append(spec(size=3900))
-    log.refresh()
     path.unlink()
     assert "has expired" in find_by_offset(log_of(empty), first).reason
     log.close()
@@ -327,3 +341,228 @@ def test_no_more_is_unpacked_than_is_wanted(empty: QueueStore) -> None:
         assert (found.data, found.is_unpacked, found.is_cut) == (body[:most], True, True)
     found = unpack_body(message, 1024)
     assert (found.data, found.is_cut) == (body, False)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+# --- the commands ---
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in argv])
+    out, err = capsys.readouterr()
+    return int(stopped.value.code or 0), out, err
+
+
+@pytest.fixture
+def asked(plain: Store) -> Store:
+    plain.append(
+        spec(KEYS="k 订单", UNIQ_KEY="u", TAGS="t"),
+        spec(time=T0 + 5000),
+        spec(topic="L\x07", KEYS="a\x1b\tb"),
+        spec(size=1),
+    )
+    plain.build()
+    return plain
+
+
+@pytest.fixture
+def queued(tmp_path: Path) -> QueueStore:
+    plain = QueueStore(tmp_path)
+    plain.append(*[spec(T0 + 10 * n, KEYS=f"k order-{n}", TAGS="标签\x1b") for n in range(20)])
+    plain.build()
+    return plain
+
+
+def rows(capsys: pytest.CaptureFixture[str], plain: Store, *words: object) -> dict[str, Any]:
+    """The one line that a command prints with --json."""
+    code, out, _ = run(capsys, words[0], "--data", plain.data, *words[1:], "--json")
+    assert (code, out.count("\n")) == (0, 1)
+    row: dict[str, Any] = json.loads(out)
+    return row
+
+
+def test_query_key(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    offsets = [message.phy_offset for message in asked.messages()]
+    command = ("query-key", "-t", "T", "-k", "k")
+    assert rows(capsys, asked, *command) == {
+        "topic": "T",
+        "key": "k",
+        "phyOffsets": [offsets[3], offsets[1], offsets[0]],
+        "storeTimestamps": [T0, T0 + 5000, T0],
+        "hits": [asked.messages()[number].hit() for number in (3, 1, 0)],
+        "truncated": False,
+        "coverage": {
+            "begin": 0, "end": asked.writer.max_offset, "logBegin": 0, "complete": True, "uncovered": [],
+            "daemonPid": None,
+        },
+    }  # fmt: skip
+    row = rows(capsys, asked, *command, "-m", 1, "--mode", "rocketmq")
+    assert row["phyOffsets"] == [offsets[3]] == [hit["phyOffset"] for hit in row["hits"]]
+    assert (row["indexLastUpdateTimestamp"], row["indexLastUpdatePhyoffset"]) == (T0, offsets[3])
+    row = rows(capsys, asked, *command[:-1], "t", "--index-type", "T")
+    assert (row["indexType"], row["phyOffsets"]) == ("T", offsets[:1])
+    command = ("query-unique-key", "-t", "T", "-i", "u")
+    row = rows(capsys, asked, *command)
+    assert (row["key"], row["indexType"], row["phyOffsets"]) == ("u", "U", [0])
+    assert row["hits"] == [asked.messages()[0].hit()]
+    assert rows(capsys, asked, *command, "--mode", "rocketmq", "-m", 0)["phyOffsets"] == [0]
+    row = rows(capsys, asked, *command[:-1], "k")
+    assert (row["phyOffsets"], row["why"]) == ([], "absent")
+
+
+ALL = "covered: log bytes 0 to {end}, all of the log; no daemon runs"
+HEADS = "STORE TIME PHY OFFSET QUEUE OFFSET SIZE TAGS KEYS UNIQ_KEY"
+QUEUE = "-t T -i 0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "said"),
+    [
+        ("asked", "query-key -t T -k k", ["k 订单", ALL]),
+        ("asked", "query-key -t T -k none", ["no message: absent\n"]),
+        ("asked", "query-key -t L\x07 -k a\x1b~b -m 1", [r"a\x1b\tb"]),
+        ("asked", "message -i {id} --body", ["KEYS = k 订单"]),
+        (
+            "queued",
+            f"query-offset {QUEUE} -o 3 -m 2",
+            [HEADS, "order-4", "more: -o 5", "minOffset 0, maxOffset 20", ALL],
+        ),
+        ("queued", f"query-offset {QUEUE} -o 99", ["no message: behind the last message"]),
+        ("queued", "query-offset -t none -i 0 -o 0", ["no message: no such queue"]),
+        ("queued", f"query-time {QUEUE} -s {T0 + 55} --boundary lower", ["order-6", "queueOffset 6,"]),
+        ("queued", f"query-time {QUEUE} -s {T0 + 55} --boundary upper", ["order-5", "queueOffset 5,"]),
+        ("queued", f"query-time {QUEUE} -s {T0 + 60} --boundary upper", ["order-6", "queueOffset 6,"]),
+        ("queued", f"query-time {QUEUE} -s {T0 + 55}", ["queueOffset 6, "]),
+        ("queued", f"query-time {QUEUE} -s {T0 + 999}", ["no message: behind the last message"]),
+        ("queued", "query-time -t T -i 5 -s 1", ["no message: no such queue"]),
+        ("queued", f"query-time --log -s {T0 + 65}", ["order-7"]),
+        ("queued", f"query-time --log -s {T0 + 999}", ["no message: absent\n"]),
+    ],
+)
+def test_what_is_said(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], kind: str, words: str, said: list[str]
+) -> None:
+    plain: Store = request.getfixturevalue(kind)
+    with open_data(plain.data) as data:
+        first = data.message(0)
+    assert isinstance(first, Message)
+    given = [word.replace("~", "\t").format(id=first.offset_msg_id) for word in words.split(" ")]
+    code, out, _ = run(capsys, given[0], "--data", plain.data, *given[1:])
+    assert code == 0
+    assert "\x1b" not in out
+    assert "PROBLEM" not in out
+    for text in said:
+        assert text.format(end=plain.writer.max_offset) in out or text == " ".join(out.splitlines()[0].split())
+
+
+def test_batch(
+    asked: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = f"T\tk\t64\t0\t{TIME_MAX}\nT\tt\t1\t0\t{T0}\tT\nT\t订单\t2\t0\t{T0}\t\nT\tnone\t64\t0\t5"
+    (tmp_path / "batch").write_text(lines)
+    command = ("query-key", "--data", asked.data, "--batch")
+    code, out, _ = run(capsys, *command, tmp_path / "batch")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [len(row["phyOffsets"]) for row in rows] == [3, 1, 1, 0]
+    assert [row.get("indexType") for row in rows] == [None, "T", None, None]
+    assert [row["key"] for row in rows] == ["k", "t", "订单", "none"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    assert run(capsys, *command, "-", "--mode", "rocketmq")[1].count("indexLastUpdateTimestamp") == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"T\tk", b"T\tk\t1\t2\t3\tK\tx", b"T\tk\tone\t0\t5", b"T\tk\t1\t0\t9223372036854775808", b"T\tk\t1\t0\t5\tX",
+     b"T\t\t1\t0\t5", b"\tk\t1\t0\t5", b"T\tk\t1\t-5\t5", b"T\tk\t1\t0\t-5", b"T\tk\t1\t6\t5",
+     b"T\t\xff\t1\t0\t5", b"T\tk\t10001\t0\t5", b"T\tk\t1_0\t0\t5", b"T\tk\t1\r\t0\t5"],
+)  # fmt: skip
+def test_a_malformed_line(asked: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "batch").write_bytes(b"T\tk\t1\t0\t5\n" + line + b"\n")
+    code, out, err = run(capsys, "query-key", "--data", asked.data, "--batch", tmp_path / "batch")
+    assert (code, out.count("\n")) == (2, 1)
+    assert "line 2" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-t", "T"], ["-k", "k"], ["-t", "T", "-k", "\udc80"], ["-t", "T", "-k", "k", "--batch", "-"], ["--batch", "/no"],
+     ["-t", "T", "-k", "k", "-m", "10001"], ["-t", "T", "-k", "k", "-b", "x"], ["-t", "T", "-k", "k", "--mode", "x"]],
+)  # fmt: skip
+def test_wrong_words(asked: Store, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, out, err = run(capsys, "query-key", "--data", asked.data, *words)
+    assert code in (2, 70)
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_message(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    row = rows(capsys, asked, "message", "-o", 0)
+    assert [row[name] for name in ("topic", "keys", "uniqKey", "body")] == ["T", ["k", "订单"], "u", ""]
+    code, out, err = run(capsys, "message", "--data", asked.data, "-o", 1)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert run(capsys, "message", "--data", asked.data)[0] == 2
+
+
+def test_queues_and_times(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
+    hits = [message.hit() for message in queued.messages()]
+    row = rows(capsys, queued, "query-offset", "-t", "T", "-i", 0, "-o", 3, "-m", 2)
+    assert ([m["queueOffset"] for m in row["messages"]], row["nextOffset"], row["truncated"]) == ([3, 4], 5, True)
+    assert row["hits"] == hits[3:5]
+    row = rows(capsys, queued, "query-offset", "-t", "T", "-i", 0)
+    assert (row["queueOffset"], len(row["messages"])) == (0, 20)
+    for time, boundary, offset in ((T0 + 55, "lower", 6), (T0 + 55, "upper", 5), (T0 + 60, "upper", 6)):
+        row = rows(capsys, queued, "query-time", "-t", "T", "-i", 0, "-s", time, "--boundary", boundary)
+        found = (row["queueOffset"], row["storeTimestamp"], row["hits"])
+        assert found == (offset, T0 + 10 * offset, hits[offset : offset + 1])
+    assert rows(capsys, queued, "query-time", "-t", "T", "-i", 0, "-s", T0 + 999)["hits"] == []
+    row = rows(capsys, queued, "query-time", "--log", "-s", T0 + 65)
+    found = (row["phyOffset"], row["storeTimestamp"], row["segment"], row["hits"])
+    assert found == (queued.messages()[7].phy_offset, T0 + 70, 0, hits[7:8])
+    assert rows(capsys, queued, "query-time", "--log", "-s", T0 + 999)["hits"] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "query-time -s 1", "query-time -t T -s 1", "query-time -i 0 -s 1", "query-time --log", "query-time -t T -i 0",
+        "query-time --log -t T -s 1", "query-time --log -i 0 -s 1", "query-time --log -s 1 --boundary lower",
+        "query-time -t T -i 0 -s x", "query-time -t T -i 0 -s 1 --boundary middle", "query-time -t T -i q -s 1",
+        "query-offset -t T -o 0", "query-offset -i 0 -o 0",
+        "query-offset -t T -i 0 -o 0 -m 0",
+        "query-offset -t T -i 0 -o 0 -m 10001", "query-offset -t T -i 0 -o 0.5", "query-offset -t T -i -1 -o 0",
+        "query-offset -t T -i 2147483648 -o 0", "query-offset -t T -i 0 -o -1", "query-offset -t= -i 0 -o 0",
+        "query-time -t T -i 0 -s -1", "query-time -t T -i -1 -s 1", "query-time --log -s -1",
+        "query-time -t= -i 0 -s 1",
+        "query-key -t T -k=", "query-key -t= -k k", "query-key -t T -k k -b -1", "query-key -t T -k k -e -1",
+        "query-key -t T -k k -b 2 -e 1", "query-key -t T -k k --cursor -1", "query-unique-key -t T -i=",
+        "query-unique-key -t= -i u", "query-unique-key -t T -i u -b -1", "message -o -1", "message -i=",
+        "stats -b -1", "stats -e -1", "stats -t=", "export --to x -b -1", "export --to x -e -1",
+        "query-key -t T -k k --cursor x", "query-key -t T -k k --cursor 5 --mode rocketmq",
+        "query-key --batch - --cursor 5", "query-key --batch - -m 5", "query-key --batch - -b 5",
+        "query-key --batch - -e 5", "query-key --batch - --index-type K", "inspect --frames -1 .",
+    ],
+)  # fmt: skip
+def test_wrong_words_of_any_query(queued: QueueStore, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    code, out, err = run(capsys, *words.split(), "--data", queued.data)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_pages_of_a_key(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["query-key", "--data", queued.data, "-t", "T", "-k", "k", "-m", 6]
+    got, cursor = [], []
+    while True:
+        row = json.loads(run(capsys, *command, *cursor, "--json")[1])
+        got += row["phyOffsets"]
+        said = run(capsys, *command, *cursor)[1]
+        if "cursor" not in row:
+            assert not row["truncated"]
+            assert "more:" not in said
+            break
+        assert f"more: --cursor {row['cursor']}\n" in said
+        cursor = ["--cursor", row["cursor"]]
+    assert got == [message.phy_offset for message in queued.messages()][::-1]

@@ -16,10 +16,10 @@ from indexd.commitlog.format import MAGIC_BLANK, Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import Skipped
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.index.format import FLAVOURS
+from support.beside_log import DAMAGES, damaged_log, rows_of_whole_log
 from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from support.goldens import GOLDENS, unpack
 from support.naive import naive_frames
-from support.odd_log import DAMAGES, damaged_log, rows_of_whole_log
 from support.reading import READ_SIZE, SEGMENT_SIZE, Clock, Drained, drain, filled, open_reader, patch, segment
 from support.strategies import Sample, logs
 from support.twins import encode, naive_request

@@ -23,11 +23,10 @@ from indexd.spark.rebuild.stage_two import OutputTask
 from indexd.spark.splits import plan_splits
 from indexd.storage.disk import Disk, DiskFile
 from support import small_log
-from support.beside_log import frames, write
+from support.beside_log import OddMessage, frames, odd_messages, some_messages, write, write_odd
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.fake_broker import Named
 from support.goldens import GOLDENS, Golden, unpack
-from support.odd_log import OddMessage, odd_messages, some_messages, write_odd
 from support.reopened import config_for
 from support.same_index import assert_same_index
 from support.small_log import BASE_TIME, messages, write_log

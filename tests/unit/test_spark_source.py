@@ -29,9 +29,9 @@ from indexd.spark.source.options import check_names, parse_options
 from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import Selection, count_split
 from indexd.storage.disk import Disk
+from support.beside_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_of_whole_log
 from support.commitlog_writer import CommitLogWriter, blank_record
 from support.data_directory import T0, spec
-from support.odd_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_of_whole_log
 from support.queue_store import QueueStore
 from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, messages, write_log

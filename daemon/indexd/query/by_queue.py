@@ -169,7 +169,7 @@ def _read(
 ) -> tuple[tuple[QueueHit, ...], int, int]:
     # (hits, next offset, expired)
     hits: list[QueueHit] = []
-    expired, offset, is_corrected = 0, first, False
+    expired, offset = 0, first
     units: list[Unit] = []
     while len(hits) < query.max_num:
         units = units or queue.get(offset, min(_UNITS_PER_READ, query.max_num - len(hits)))[::-1]
@@ -180,12 +180,9 @@ def _read(
         if unit.is_blank:
             offset += 1
         elif found is None and log.has_expired(unit.phy_offset):
-            next_offset = offset + 1
-            if not is_corrected:  # the log has lost its oldest segments since it was looked at
-                is_corrected, units = True, []
-                log.refresh()
-                queue.correct_min_offset(log.begin or 0)
-                next_offset = max(next_offset, queue.min_offset)
+            # The log has lost its oldest segments since it was looked at.
+            queue.correct_min_offset(log.begin or 0)
+            next_offset, units = max(offset + 1, queue.min_offset), []
             expired += next_offset - offset
             offset = next_offset
         else:
