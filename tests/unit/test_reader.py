@@ -18,34 +18,10 @@ from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.index.format import FLAVOURS
 from support.beside_log import DAMAGES, damaged_log, rows_of_whole_log
 from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
-from support.goldens import GOLDENS, unpack
 from support.naive import naive_frames
 from support.reading import READ_SIZE, SEGMENT_SIZE, Clock, Drained, drain, filled, open_reader, patch, segment
 from support.strategies import Sample, logs
 from support.twins import encode, naive_request
-
-
-@pytest.mark.parametrize("read_size", [1 << 16, 1 << 18, 4 << 20])
-@pytest.mark.parametrize("name", GOLDENS)
-def test_goldens_are_read_whole(name: str, read_size: int, tmp_path: Path) -> None:
-    golden = unpack(name, tmp_path)
-    for check_tail in (True, False):
-        reader = open_reader(
-            golden.root / "commitlog",
-            segment_size=golden.segment_size,
-            read_size=read_size,
-            rows_max=1000,
-            check_tail=check_tail,
-            verify_crc=check_tail,
-        )
-        drained = drain(reader)
-        rows = golden.messages()
-        assert drained.offsets == [row["phyOffset"] for row in rows]
-        assert [request.topic for request in drained.requests] == [row["topic"] for row in rows]
-        assert isinstance(drained.end, NotYetWritten)
-        assert drained.skipped == []
-        assert reader.counters.messages == len(rows)
-        assert reader.counters.bytes == sum(row["size"] for row in rows)
 
 
 @given(logs(), st.booleans(), st.booleans(), st.integers(1, 30), st.sampled_from([1 << 14, 1 << 15]))

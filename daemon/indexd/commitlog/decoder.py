@@ -42,16 +42,11 @@ def decode_utf8(data: bytes) -> str:
     return data.decode("utf-8", "indexd-java")
 
 
-def utf16_units(text: str) -> list[int]:
-    """The UTF-16 code units of ``text``: two for a character beyond U+FFFF."""
-    data = text.encode("utf-16-be", "surrogatepass")
-    return [data[i] << 8 | data[i + 1] for i in range(0, len(data), 2)]
-
-
 def java_hash(text: str) -> int:
-    """``String.hashCode``, as the signed 32-bit value."""
+    """``String.hashCode``, over UTF-16 units, two for a character beyond U+FFFF, as the signed 32-bit value."""
+    data = text.encode("utf-16-be", "surrogatepass")
     value = 0
-    for unit in text.encode() if text.isascii() else utf16_units(text):
+    for unit in text.encode() if text.isascii() else struct.unpack(f">{len(data) // 2}H", data):
         value = (31 * value + unit) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 

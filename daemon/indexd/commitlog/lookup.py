@@ -179,11 +179,10 @@ def thinned(points: Iterable[Evidence], end: int, always: Collection[int] = ()) 
     back = [i for i in range(1, len(ordered)) if ordered[i].store_timestamp < ordered[i - 1].store_timestamp]
     kept = {i for i, point in enumerate(ordered) if point.phy_offset in always}
     kept |= {0, len(ordered) - 1, *back[-_STEPS_BACK:], *(i - 1 for i in back[-_STEPS_BACK:])}
-    last = None
+    last = 1 << 64
     for i in range(len(ordered) - 1, -1, -1):
         distance = end - ordered[i].phy_offset
-        gap = max(min(distance >> 4, _NEAR_GAP), distance >> 6)
-        if last is None or last - ordered[i].phy_offset >= gap:
+        if last - ordered[i].phy_offset >= max(min(distance >> 4, _NEAR_GAP), distance >> 6):
             kept.add(i)
             last = ordered[i].phy_offset
     return tuple(ordered[i] for i in sorted(kept)) if ordered else ()
