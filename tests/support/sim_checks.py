@@ -18,7 +18,7 @@ from indexd.consumequeue.format import QueueMark
 from indexd.flush.frontier import Frontier, StoreCheckpoint, read_frontier
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.query import Answer, KeyQuery
-from indexd.query.coverage import ABSENT
+from indexd.query.source import ABSENT
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import CommitLogWriter, FrameSpec

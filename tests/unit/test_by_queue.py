@@ -19,7 +19,7 @@ from indexd.errors import CorruptDataError, UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import Hit, OffsetQuery, query_log_time, query_offset, query_time
 from indexd.query.by_time import offset_by_time
-from indexd.query.coverage import MOVED
+from indexd.query.source import MOVED
 from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import FILE_UNITS, QueueStore, build_queues, write_queue

@@ -19,7 +19,7 @@ from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.query import KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_key import Wanted, may_match
-from indexd.query.coverage import LOG_ENDS, REWRITTEN
+from indexd.query.source import LOG_ENDS, REWRITTEN
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec

@@ -31,8 +31,8 @@ from indexd.query import (
     query_exact,
     query_offset,
 )
-from indexd.query.coverage import Behind
 from indexd.query.message import find_by_id, find_by_offset, parse_message_id, unpack_body
+from indexd.query.source import Behind
 from indexd.storage.disk import Disk
 from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, Store, config_of, spec

@@ -30,9 +30,9 @@ from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
 from indexd.pages.wording import show_size
 from indexd.query import QUESTIONS, open_index, open_log
-from indexd.query.coverage import Coverage, why_not_complete
 from indexd.query.message import NotFound, message_fields, unpack_body
 from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, ask, make_question
+from indexd.query.source import Coverage, why_not_complete
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 

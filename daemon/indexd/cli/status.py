@@ -26,8 +26,7 @@ from indexd.config.units import printable
 from indexd.errors import IndexdError, UsageError
 from indexd.findings import findings_of
 from indexd.pages.wording import show_duration, show_local, show_size
-from indexd.query.coverage import read_state
-from indexd.query.source import known_frontier, open_index
+from indexd.query.source import known_frontier, open_index, read_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles

@@ -25,8 +25,8 @@ dataclasses and sequences of their hits, and say which part of the log they cove
 b'five'
 
 ``questions``  the questions that every surface asks, as models, and ``ask``; open_data and Data: the same as methods
-``source``    QueryIndex: the index files and the frontier as they stand at one moment
-``coverage``  which part of the log an answer speaks for, and why it is empty
+``source``    QueryIndex: the index files and the frontier as they stand at one moment; which part of the log an answer
+              speaks for, and why it is empty
 ``broker_message``  whole frames, as a broker sends them
 ``by_key``    the exact answer, in pages
 ``by_queue``  messages by queue offset
@@ -37,7 +37,6 @@ b'five'
 from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
 from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
-from indexd.query.coverage import Coverage
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
 from indexd.query.questions import (
     ByKey,
@@ -49,7 +48,7 @@ from indexd.query.questions import (
     Question,
     open_data,
 )
-from indexd.query.source import QueryIndex, open_index, open_log
+from indexd.query.source import Coverage, QueryIndex, open_index, open_log
 
 #: Every question, in the order in which help shows them. Another one is one more line here.
 QUESTIONS: tuple[type[Question], ...] = (

@@ -17,9 +17,8 @@ from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.query.by_key import KeyQuery, LastUpdate, query_exact, query_offsets
 from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
-from indexd.query.coverage import ABSENT, Coverage, expired_in_words, gaps_in_words
 from indexd.query.message import NotFound, not_found
-from indexd.query.source import QueryIndex, with_queue
+from indexd.query.source import ABSENT, Coverage, QueryIndex, expired_in_words, gaps_in_words, with_queue
 
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
 MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"

@@ -27,9 +27,8 @@ from indexd.index.format import (
 )
 from indexd.index.reader import IndexFileReader
 from indexd.query.by_time import time_bound
-from indexd.query.coverage import ABSENT, ABSENT_BEFORE, Coverage, why_empty
 from indexd.query.message import TIME_MAX, HasHits, Hit
-from indexd.query.source import Look, QueryIndex
+from indexd.query.source import ABSENT, ABSENT_BEFORE, Coverage, Look, QueryIndex, why_empty
 
 _DIFF_MAX = 2**31 - 1
 #: Behind every physical offset.

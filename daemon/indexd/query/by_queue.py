@@ -10,9 +10,18 @@ from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
-from indexd.query.coverage import ABSENT, BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
 from indexd.query.message import HasHits, Hit
-from indexd.query.source import Look, QueryIndex, why_no_queue, with_queue
+from indexd.query.source import (
+    ABSENT,
+    BEHIND_LAST,
+    EXPIRED,
+    Coverage,
+    Look,
+    QueryIndex,
+    gaps_in_words,
+    why_no_queue,
+    with_queue,
+)
 
 FOUND = "FOUND"
 NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"

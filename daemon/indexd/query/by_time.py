@@ -39,9 +39,8 @@ from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query.by_queue import QueueHit, queue_hit, why_no_hits
-from indexd.query.coverage import Coverage, why_empty
 from indexd.query.message import HasHits, Hit
-from indexd.query.source import Look, QueryIndex, why_no_queue, with_queue
+from indexd.query.source import Coverage, Look, QueryIndex, why_empty, why_no_queue, with_queue
 from indexd.sparse.format import (
     INT64_MAX,
     NO_TIMESTAMP,

@@ -24,9 +24,8 @@ from indexd.errors import UsageError
 from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
-from indexd.query.coverage import Coverage
 from indexd.query.message import TIME_MAX, TIME_MIN, NotFound, find_by_id, find_by_offset, parse_message_id
-from indexd.query.source import QueryIndex, open_index
+from indexd.query.source import Coverage, QueryIndex, open_index
 from indexd.storage.disk import Disk
 
 Q = TypeVar("Q", bound="Question")

@@ -24,8 +24,7 @@ from indexd.commitlog.lookup import TimeUpError
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
-from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
-from indexd.query.source import NO_FOLDER
+from indexd.query.source import ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.storage.disk import Disk, WouldWaitError
 

@@ -33,8 +33,7 @@ from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint, Un
 from indexd.flush.pipeline import all_outputs
 from indexd.index.format import FLAVOURS, HEADER_SIZE
 from indexd.output import CheckScope, Condition, LogBounds, Output, Progress
-from indexd.query.coverage import find_behind, read_state
-from indexd.query.source import check_as_built, known_frontier
+from indexd.query.source import check_as_built, find_behind, known_frontier, read_state
 from indexd.recovery.log_range import LogRange, Rows
 from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk

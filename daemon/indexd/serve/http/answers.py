@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
 from indexd.query import Answer, Coverage, Data, Hit, OffsetAnswer, unpack_body
-from indexd.query.coverage import ABSENT
 from indexd.query.message import message_fields
+from indexd.query.source import ABSENT
 from indexd.serve.queries import result_of
 
 Row = dict[str, Any]

@@ -25,7 +25,7 @@ from indexd.config.units import printable
 from indexd.errors import IndexdError, UsageError
 from indexd.pages.wording import show_duration, show_size, show_utc
 from indexd.query import Answer, Coverage, Data, Hit, NotFound, OffsetAnswer
-from indexd.query import coverage as reasons
+from indexd.query import source as reasons
 from indexd.query.message import Body, message_fields, unpack_body
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByTime, Question, make_question
 from indexd.serve.queries import result_of
