@@ -62,8 +62,8 @@ _LONG = (
     *("test_broker", "test_remoting_through", "test_modes", "test_page", "test_repair_real", "test_rewritten_real"),
     *("test_broker_alive", "test_beside_shapes", "test_mqtt", "test_real_faults"),
     *("test_daemon_limits", "test_disturbed", "test_scrub", "test_simulated", "test_install", "test_kill"),
-    *("test_kafka_broker", "test_soak", "test_damaged_stores"),
-    *("test_http", "test_live", "test_prometheus", "test_answers", "test_rebuild"),
+    *("test_kafka_broker", "test_soak", "test_found"),
+    *("test_http", "test_live", "test_prometheus", "test_goldens", "test_rebuild"),
 )
 
 

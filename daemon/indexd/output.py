@@ -108,20 +108,10 @@ class Condition(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LogBounds:
-    """What a frontier covers: the range of the log, ``slack`` bytes more where a drain was broken off; its segments."""
-
-    begin_offset: int
-    phy_offset: int
-    segment_size: int
-    slack: int
-
-
-@dataclass(frozen=True, slots=True)
 class CheckScope:
     """How an output is checked: ``condition`` of the files that grow; ``on_bytes`` is told how much more was read.
 
-    ``is_complete``: files that the frontier does not name are findings. ``bounds``: what it covers of the log.
+    ``is_complete``: files that the frontier does not name are findings.
     ``log_begin`` says where the log begins now, None if unknown. ``sound`` remembers between two checks what needs no
     second look, ``notes`` what was not asked.
     """
@@ -129,7 +119,6 @@ class CheckScope:
     condition: Condition
     is_complete: bool
     on_bytes: Callable[[int], None]
-    bounds: LogBounds | None = None
     log_begin: Callable[[], int | None] = lambda: None
     sound: dict[Any, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -292,10 +281,6 @@ class Output(ABC, Generic[Held]):
     @abstractmethod
     def check(self, held: Held, scope: CheckScope) -> Findings:
         """The files held against what the frontier says of them; reads only, never the log."""
-
-    @abstractmethod
-    def check_mark(self, held: Held, bounds: LogBounds) -> list[str]:
-        """What of ``held`` no builder writes, a line each."""
 
     @abstractmethod
     def parts(self, held: Held) -> list[tuple[Any, Held]]:

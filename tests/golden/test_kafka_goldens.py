@@ -30,7 +30,7 @@ from indexd.sparse.kernel import (
     pack_entries,
     segment_entries,
 )
-from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
+from indexd.sparse.sparse_index import SparseIndex
 from indexd.storage.disk import Disk, DiskFile
 
 ARCHIVE = Path(__file__).with_name("kafka-goldens.tar.gz")
@@ -61,16 +61,16 @@ def test_all_cases_are_there() -> None:
 # --- what stands in a file that is opened ---
 
 
-def open_index(kind: str, file: DiskFile, base: int) -> OffsetIndex | TimeIndex:
-    return (TimeIndex if kind == "time" else OffsetIndex)(file, base)
+def open_index(kind: str, file: DiskFile, base: int) -> SparseIndex:
+    return SparseIndex(file, base, is_time=kind == "time")
 
 
-def check_opened(index: OffsetIndex | TimeIndex, opened: dict[str, Any], what: str) -> None:
+def check_opened(index: SparseIndex, opened: dict[str, Any], what: str) -> None:
     state = opened["state"]
     found = (index.entries, index.entries, index.length, index.entries * index.entry_size)
     assert found == tuple(state[key] for key in ("entries", "maxEntries", "length", "sizeInBytes")), what
-    last = list(index.last_entry) if isinstance(index, TimeIndex) else index.last_entry.offset
-    assert last == state["lastEntry" if isinstance(index, TimeIndex) else "lastOffset"], what
+    last = list(index.last_entry) if index.is_time else index.last_entry[0]
+    assert last == state["lastEntry" if index.is_time else "lastOffset"], what
     if opened["sanityCheck"] == "ok":
         index.sanity_check()
     else:
@@ -81,9 +81,9 @@ def check_opened(index: OffsetIndex | TimeIndex, opened: dict[str, Any], what: s
         assert entries == opened["entries"], what
     else:
         assert (entries[:3], entries[-3:]) == (opened["entriesHead"], opened["entriesTail"]), what
-    nothing = [-1, index.base] if isinstance(index, TimeIndex) else [index.base, 0]
+    nothing = [-1, index.base] if index.is_time else [index.base, 0]
     for target, *answer in opened["lookups"]:
-        slot, _ = search(lambda slot: entries[slot][0], index.entries, index.entry_size, target)
+        slot = search(lambda slot: entries[slot][0], index.entries, index.entry_size, target)
         assert (entries[slot] if slot >= 0 else nothing) == answer, f"{what}: {target}"
 
 

@@ -27,26 +27,14 @@ from support.daemon import (
 )
 from support.goldens import GOLDENS, Golden, unpack
 from support.naive import naive_frames
+from support.reading import patch
 from support.small_log import messages
 
 
-@pytest.fixture(scope="module")
-def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def golden_of(root: Path, name: str = "rocketmq-5.4-clean") -> Golden:
+    """One that may be changed."""
     compile_kernels()
-    return tmp_path_factory.mktemp("goldens")
-
-
-@pytest.fixture(params=GOLDENS)
-def golden(request: pytest.FixtureRequest, goldens: Path) -> Golden:
-    return unpack(request.param, goldens)
-
-
-@pytest.fixture
-def clean(goldens: Path, tmp_path: Path) -> Golden:
-    """A copy of one, to be changed."""
-    unpack("rocketmq-5.4-clean", goldens)
-    shutil.copytree(goldens / "rocketmq-5.4-clean", tmp_path / "rocketmq-5.4-clean")
-    return unpack("rocketmq-5.4-clean", tmp_path)
+    return unpack(name, root)
 
 
 def flags(golden: Golden) -> tuple[str, ...]:
@@ -73,8 +61,10 @@ def end_of(golden: Golden) -> int:
     return int(last["phyOffset"] + last["size"])
 
 
-def test_gives_every_file_byte_for_byte(golden: Golden, tmp_path: Path) -> None:
-    before, out = content(golden.root), tmp_path / "out"
+@pytest.mark.parametrize("name", GOLDENS)
+def test_gives_every_file_byte_for_byte(tmp_path: Path, name: str) -> None:
+    golden, out = golden_of(tmp_path, name), tmp_path / "out"
+    before = content(golden.root)
     figures = rebuild(golden.root, out, *flags(golden))
     assert content(golden.root) == before
     assert_same_index(out, golden.root)
@@ -98,10 +88,8 @@ def test_gives_every_file_byte_for_byte(golden: Golden, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-killed-open-index"])
-def test_the_daemon_goes_on_from_a_rebuilt_directory(goldens: Path, tmp_path: Path, name: str) -> None:
-    unpack(name, goldens)
-    golden = unpack(name, Path(shutil.copytree(goldens / name, tmp_path / name)).parent)
-    out, whole = tmp_path / "out", tmp_path / "whole"
+def test_the_daemon_goes_on_from_a_rebuilt_directory(tmp_path: Path, name: str) -> None:
+    golden, out, whole = golden_of(tmp_path, name), tmp_path / "out", tmp_path / "whole"
     rebuild(golden.root, out, *flags(golden))
     count = len(index_files(out))
     with Daemon(golden.root, out, *flags(golden)) as daemon:
@@ -118,43 +106,34 @@ def test_the_daemon_goes_on_from_a_rebuilt_directory(goldens: Path, tmp_path: Pa
     assert len(index_files(out)) >= count
 
 
-def test_refuses_a_target_that_holds_something(clean: Golden, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_target_that_holds_something_is_refused_and_an_interrupted_rebuild_leaves_none(tmp_path: Path) -> None:
+    clean, out = golden_of(tmp_path), tmp_path / "out"
+    words = ["rebuild", "--store", clean.root, "--data", tmp_path / "d", "--out", out, *flags(clean)]
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    done = indexd_here("rebuild", "--store", clean.root, "--data", tmp_path / "d", "--out", out, *flags(clean))
-    assert done.returncode == 2
+    done = indexd_here(*words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith(f"indexd: --out {out} is not empty; ")
-    assert done.stderr.count("\n") == 1
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
-    (out / "notes.txt").unlink()
-    rebuild(clean.root, out, *flags(clean))
-    assert_same_index(out, clean.root)
-
-
-@pytest.mark.parametrize("sign", ["lock", "index/*"])
-def test_an_interrupted_rebuild_leaves_no_target(clean: Golden, tmp_path: Path, sign: str) -> None:
-    out = tmp_path / "out"
-    command = [COMMAND, "rebuild", "--store", clean.root, "--data", tmp_path / "d", "--out", out, *flags(clean)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment()) as process:
-        while process.poll() is None and not list(out.with_name("out.building").glob(sign)):
-            time.sleep(0.001)
-        process.kill()
-    assert process.returncode == -9
-    assert not out.exists()
+    shutil.rmtree(out)
+    for sign in ("lock", "index/*"):
+        with subprocess.Popen([COMMAND, *words], stdout=subprocess.DEVNULL, env=environment()) as process:
+            while process.poll() is None and not list(out.with_name("out.building").glob(sign)):
+                time.sleep(0.001)
+            process.kill()
+        assert process.returncode == -9
+        assert not out.exists()
+    out.mkdir()
     rebuild(clean.root, out, *flags(clean))
     assert_same_index(out, clean.root)
     assert not out.with_name("out.building").exists()
 
 
-def test_a_corrupt_log_ends_it_or_is_passed_over_as_told(clean: Golden, tmp_path: Path) -> None:
-    rows = clean.messages()
+def test_a_corrupt_log_ends_it_or_is_passed_over_as_told(tmp_path: Path) -> None:
+    clean, out = golden_of(tmp_path), tmp_path / "out"
+    rows, segment = clean.messages(), clean.segments()[1]
     broken = next(row for row in rows[1000:] if row["phyOffset"] // clean.segment_size == 1)
-    segment = clean.segments()[1]
-    with segment.open("r+b") as file:
-        file.seek(broken["phyOffset"] - clean.segment_size + 4)
-        file.write(b"\1\2\3\4")
-    out = tmp_path / "out"
+    patch(segment, broken["phyOffset"] - clean.segment_size + 4, b"\1\2\3\4")
     words = ("rebuild", "--json", "--store", clean.root, "--data", tmp_path / "d", "--out", out, *flags(clean))
     done = indexd(*words)
     assert done.returncode == 4
@@ -174,7 +153,8 @@ def test_a_corrupt_log_ends_it_or_is_passed_over_as_told(clean: Golden, tmp_path
     assert frontier["phyOffset"] == end_of(clean)
 
 
-def test_an_expired_front_and_an_empty_log(clean: Golden, tmp_path: Path) -> None:
+def test_an_expired_front_and_an_empty_log(tmp_path: Path) -> None:
+    clean = golden_of(tmp_path)
     clean.segments()[0].unlink()
     figures = rebuild(clean.root, tmp_path / "out", *flags(clean))
     left = list(naive_frames(clean.root / "commitlog", clean.segment_size))

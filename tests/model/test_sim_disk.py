@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from indexd.errors import DiskError
 from indexd.storage import disk as disk_module
 from indexd.storage.disk import Disk
-from support.sim_disk import SimDisk
-from support.sim_fault import FaultMap
+from support.sim_disk import FaultMap, SimDisk
 from support.sim_inode import PAGE_SIZE
 
 ROOT = Path("/simulated")
@@ -44,54 +43,29 @@ def after_crashes(disk: SimDisk, look: Callable[[SimDisk], object]) -> set[objec
     return found
 
 
-def content(disk: SimDisk) -> bytes:
-    return disk.read(FILE)
+def pages(disk: SimDisk) -> str:
+    """The first letter of each page."""
+    return "".join(chr(byte) for byte in disk.read(FILE)[::PAGE_SIZE])
 
 
-def test_what_was_synced_survives() -> None:
-    assert after_crashes(made(), content) == {b"o" * 4 * PAGE_SIZE}
+def names(disk: SimDisk) -> str:
+    return " ".join(name for name, _ in disk.list_dir(ROOT))
 
 
-def test_of_what_was_not_synced_any_subset_of_pages_survives() -> None:
+def size(disk: SimDisk) -> int:
+    return len(disk.read(FILE))
+
+
+def inodes(disk: SimDisk) -> tuple[int, int]:
+    return disk.stamp(ROOT / "two").inode, disk.stamp(ROOT / "d" / "one").inode
+
+
+def test_of_what_was_not_synced_any_subset_survives() -> None:
     disk = made()
+    assert after_crashes(disk, pages) == {"oooo"}
     disk.open_write(FILE).pwrite(b"n" * 4 * PAGE_SIZE, 0)
-    assert content(disk) == b"n" * 4 * PAGE_SIZE
-
-    def pages(found: SimDisk) -> str:
-        data = content(found)
-        return "".join(chr(data[page * PAGE_SIZE]) for page in range(4))
-
+    assert pages(disk) == "nnnn"
     assert len(after_crashes(disk, pages)) == 16
-
-
-def test_sizes_are_durable_after_a_sync_only() -> None:
-    def sizes(change: str, size: int, *, sync: bool) -> set[object]:
-        disk = made()
-        file = disk.open_write(FILE)
-        getattr(file, change)(size)
-        if sync:
-            file.fsync()
-        return after_crashes(disk, lambda twin: len(content(twin)))
-
-    assert sizes("allocate", 9 * PAGE_SIZE, sync=False) == {4 * PAGE_SIZE, 9 * PAGE_SIZE}
-    assert sizes("allocate", 9 * PAGE_SIZE, sync=True) == {9 * PAGE_SIZE}
-    assert sizes("truncate", 100, sync=False) == {4 * PAGE_SIZE, 100}
-    assert sizes("truncate", 100, sync=True) == {100}
-
-
-def names(disk: SimDisk) -> object:
-    return tuple(disk.list_dir(ROOT))
-
-
-def test_a_rename_that_was_not_synced_can_vanish_and_is_one_change() -> None:
-    disk = made()
-    disk.rename(FILE, ROOT / "other")
-    assert after_crashes(disk, names) == {(("file", 4 * PAGE_SIZE),), (("other", 4 * PAGE_SIZE),)}
-    disk.sync_dir(ROOT)
-    assert after_crashes(disk, names) == {(("other", 4 * PAGE_SIZE),)}
-
-
-def test_of_changes_in_a_directory_any_subset_survives() -> None:
     disk = made()
     for name in ("a", "b"):
         disk.open_write(ROOT / name, create=True)
@@ -99,25 +73,22 @@ def test_of_changes_in_a_directory_any_subset_survives() -> None:
     assert len(after_crashes(disk, names)) == 8
 
 
-def test_after_a_failed_sync_a_later_one_brings_nothing_out() -> None:
-    disk = made("fsync:file=EIO")
+@pytest.mark.parametrize(("change", "bytes_"), [("allocate", 9 * PAGE_SIZE), ("truncate", 100)])
+def test_sizes_are_durable_after_a_sync_only(change: str, bytes_: int) -> None:
+    disk = made()
     file = disk.open_write(FILE)
-    file.pwrite(b"n" * PAGE_SIZE, 0)
-    with pytest.raises(DiskError, match="fsync /simulated/file"):
-        file.fsync()
-    assert content(disk)[:PAGE_SIZE] == b"n" * PAGE_SIZE
-    kept = set()
-    for seed in range(CRASHES):
-        disk = made("fsync:file=EIO")
-        disk.rand.seed(seed)
-        file = disk.open_write(FILE)
-        file.pwrite(b"n" * PAGE_SIZE, 0)
-        with pytest.raises(DiskError):
-            file.fsync()
-        file.fsync()
-        disk.crash()
-        kept.add(content(disk)[:1])
-    assert kept == {b"o", b"n"}
+    getattr(file, change)(bytes_)
+    assert after_crashes(disk, size) == {4 * PAGE_SIZE, bytes_}
+    file.fsync()
+    assert after_crashes(disk, size) == {bytes_}
+
+
+def test_a_rename_that_was_not_synced_can_vanish_and_is_one_change() -> None:
+    disk = made()
+    disk.rename(FILE, ROOT / "other")
+    assert after_crashes(disk, names) == {"file", "other"}
+    disk.sync_dir(ROOT)
+    assert after_crashes(disk, names) == {"other"}
 
 
 def test_an_exchange_of_two_directories_survives_whole_or_not_at_all() -> None:
@@ -125,14 +96,26 @@ def test_an_exchange_of_two_directories_survives_whole_or_not_at_all() -> None:
     disk.make_dir(ROOT / "d" / "one")
     disk.make_dir(ROOT / "two")
     disk.exchange(ROOT / "two", ROOT / "d" / "one")
-
-    def inodes(found: SimDisk) -> tuple[int, int]:
-        return found.stamp(ROOT / "two").inode, found.stamp(ROOT / "d" / "one").inode
-
     now = inodes(disk)
     assert after_crashes(disk, inodes) == {now, now[::-1]}
     disk.sync_dir(ROOT / "d")  # one of the two is enough: it is one transaction
     assert after_crashes(disk, inodes) == {now}
+
+
+def test_after_a_failed_sync_a_later_one_brings_nothing_out() -> None:
+    kept = set()
+    for seed in range(CRASHES):
+        disk = made("fsync:file=EIO")
+        disk.rand.seed(seed)
+        file = disk.open_write(FILE)
+        file.pwrite(b"n" * PAGE_SIZE, 0)
+        with pytest.raises(DiskError, match="fsync /simulated/file"):
+            file.fsync()
+        assert pages(disk) == "nooo"
+        file.fsync()
+        disk.crash()
+        kept.add(pages(disk))
+    assert kept == {"oooo", "nooo"}
 
 
 def test_the_real_disk_makes_the_same_calls_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,27 +157,24 @@ CALLS = st.one_of(
 def outcome(disk: Disk, root: Path, call: tuple[str, str, int]) -> object:
     """What one call comes to: a result, or the errno and the words of its error."""
     operation, name, number = call
-    path = root / name
+    path, other = root / name, root / ("abc"[number] if operation == "rename" else ALL_NAMES[number % len(ALL_NAMES)])
     try:
-        if operation in ("create", "write", "read", "truncate", "allocate"):
-            opened = (
-                disk.open_read(path) if operation == "read" else disk.open_write(path, create=operation == "create")
-            )
-            with opened as file:
-                if operation in ("truncate", "allocate"):
-                    getattr(file, operation)(number + 1)
-                elif operation != "read":
-                    file.pwrite(bytes([number % 256]) * (number % 5000), number)
-                return file.size(), file.pread(9000, 10), file.stamp().size
-        if operation == "list":
-            return disk.list_dir(path), {name: stamp.size for name, stamp in disk.stamps(path).items()}
-        if operation == "atomically":
-            return disk.write_atomically(path, bytes(number), durable=number % 2 == 0)
-        if operation == "rename":
-            return disk.rename(path, root / "abc"[number])
-        if operation in ("link", "exchange"):
-            getattr(disk, operation)(path, root / ALL_NAMES[number])
-            return disk.stamp(path).inode == disk.stamp(root / ALL_NAMES[number]).inode
+        match operation:
+            case "read" | "create" | "write" | "truncate" | "allocate":
+                is_new = operation == "create"
+                with disk.open_read(path) if operation == "read" else disk.open_write(path, create=is_new) as file:
+                    if operation in ("truncate", "allocate"):
+                        getattr(file, operation)(number + 1)
+                    elif operation != "read":
+                        file.pwrite(bytes([number % 256]) * (number % 5000), number)
+                    return file.size(), file.pread(9000, 10), file.stamp().size
+            case "list":
+                return disk.list_dir(path), {name: stamp.size for name, stamp in disk.stamps(path).items()}
+            case "atomically":
+                return disk.write_atomically(path, bytes(number), durable=number % 2 == 0)
+            case "rename" | "link" | "exchange":
+                getattr(disk, operation)(path, other)
+                return operation == "rename" or disk.stamp(path).inode == disk.stamp(other).inode
         return getattr(disk, operation)(path)
     except DiskError as error:
         return error.errno, error.operation.replace(str(root), ""), str(error).replace(str(root), "")

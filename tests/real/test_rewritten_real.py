@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from support.naive_log import NaiveMessage
+    from support.naive import NaiveMessage
 
 
 pytestmark = REAL

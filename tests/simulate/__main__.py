@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from indexd.config.compiled import prepare_compiler
 from support.arguments import more_than_zero
 
-_SECONDS = 60.0
 #: What is said of every tally, though it is 0.
 _ALWAYS = (
     *("runs", "failures", "disk operations", "crashes", "kills", "recoveries", "crashes inside a recovery", "queries"),
@@ -31,35 +31,31 @@ def main() -> int:
     """Run; 1 when an invariant did not hold."""
     args = _arguments()
     prepare_compiler()
-    from support.mutant_run import MutantRun  # PLC0415 - numba asks for its cache when it is imported
+    from support.mutants import MutantRun  # PLC0415 - numba asks for its cache when it is imported
     from support.simulation import RandomRun  # PLC0415 - the same
 
     tally: Counter[str] = Counter()
     first = args.seed if args.seed is not None else random.randrange(1 << 32)
-    seeds = args.mutants or (1 if args.seed is not None else args.seeds)
-    deadline, done = time.monotonic() + (args.seconds if seeds is None else float("inf")), 0
-    while time.monotonic() < deadline and (seeds is None or done < seeds):
-        root, seed = Path(tempfile.mkdtemp(prefix="simulate-")), first + done
-        run = (
-            MutantRun(root, seed) if args.mutants else RandomRun(root, seed, rewrites=args.rewrites, faults=args.faults)
-        )
-        try:
-            run.go()
-        except Exception as error:  # noqa: BLE001 - whatever comes out of a run is what is looked for
-            tally["failures"] += 1
-            flags = (" --rewrites" if args.rewrites else "") + (f" --faults '{args.faults}'" if args.faults else "")
-            print(f"seed {seed}: {type(error).__name__}: {error}")
-            print(
-                f"  replay: scripts/simulate {'--mutants 1 ' if args.mutants else ''}--seed {seed}{flags}", flush=True
-            )
-            if args.seed is not None:
-                traceback.print_exception(error, file=sys.stdout)
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-        tally.update(run.tally())
-        if args.seed is not None and seeds == 1:
+    most = args.mutants or (1 if args.seed is not None else args.seeds)
+    deadline, flags = time.monotonic() + args.seconds, " --mutants 1" if args.mutants else ""
+    flags += (" --rewrites" if args.rewrites else "") + (f" --faults '{args.faults}'" if args.faults else "")
+    for seed in count(first) if most is None else range(first, first + most):
+        if most is None and time.monotonic() > deadline:
+            break
+        with tempfile.TemporaryDirectory(prefix="simulate-", ignore_cleanup_errors=True) as name:
+            given: dict[str, Any] = {"rewrites": args.rewrites, "faults": args.faults}
+            run = MutantRun(Path(name), seed) if args.mutants else RandomRun(Path(name), seed, **given)
+            try:
+                run.go()
+            except Exception as error:  # noqa: BLE001 - whatever comes out of a run is what is looked for
+                tally["failures"] += 1
+                print(f"seed {seed}: {type(error).__name__}: {error}")
+                print(f"  replay: scripts/simulate{flags} --seed {seed}", flush=True)
+                if args.seed is not None:
+                    traceback.print_exception(error, file=sys.stdout)
+        tally.update(run.tally)
+        if args.seed is not None and most == 1:
             print("\n".join(run.history))
-        done += 1
     print(f"seeds from {first} on")
     for name in dict.fromkeys((*(_ALWAYS_OF_MUTANTS if args.mutants else _ALWAYS), *sorted(tally))):
         print(f"  {name:28}{tally[name]:>12,}")
@@ -69,11 +65,11 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     much = parser.add_mutually_exclusive_group()
-    much.add_argument("--seconds", type=more_than_zero(float), default=_SECONDS, help="run for so long (60)")
+    much.add_argument("--seconds", type=more_than_zero(float), default=60.0, help="run for so long (60)")
     much.add_argument("--seeds", type=more_than_zero(int), help="run so many seeds")
     much.add_argument("--seed", type=int, help="replay one and say all that happens in it; of mutants the first")
     parser.add_argument("--mutants", type=more_than_zero(int), metavar="N", help="damage N logs and data directories")
-    parser.add_argument("--faults", default="", help="a fault map for each run, beside the random ones (sim_fault.py)")
+    parser.add_argument("--faults", default="", help="a fault map for each run, beside the random ones (sim_disk.py)")
     parser.add_argument("--rewrites", action="store_true", help="the broker also loses and rewrites the end of its log")
     return parser.parse_args()
 

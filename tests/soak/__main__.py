@@ -25,8 +25,7 @@ from soak.faults import ENDS_WHOLENESS, FAULTS
 from soak.world import HASH_SLOT_NUM, INDEX_NUM, SIZES, SoakError, Stop, Tally, World
 from support.arguments import more_than_zero
 from support.daemon import assert_same_index, compile_kernels, index_files, indexd, rebuild
-from support.naive import NOT_INDEXED, NaiveIndexFile, NaiveMessage, key_hash, split_keys
-from support.naive_queue import BLANK
+from support.naive import BLANK, NOT_INDEXED, NaiveIndexFile, NaiveMessage, key_hash, split_keys
 from support.queues import tree
 
 _PROJECT = Path(__file__).resolve().parents[2]

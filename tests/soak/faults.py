@@ -12,7 +12,7 @@ from pathlib import Path
 from indexd.index.format import IndexLayout
 from soak import writer as log_writer
 from soak.world import HASH_SLOT_NUM, INDEX_NUM, World
-from support.naive_log import naive_frames
+from support.naive import naive_frames
 from support.same_index import index_files
 
 _LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)

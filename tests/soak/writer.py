@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
-from support.naive_log import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, NaiveMessage, naive_frames
+from support.naive import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, NaiveMessage, naive_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

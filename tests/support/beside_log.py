@@ -19,13 +19,10 @@ from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.recover import WholeLog
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter, FrameSpec
-from support.naive import NaiveMessage, naive_frames
-from support.naive_queue import NaiveConsumeQueueStore
-from support.naive_queue import NaiveMessage as QueueMessage
-from support.queues import tree
+from support.naive import NaiveConsumeQueueStore, NaiveMessage, QueueMessage, naive_frames
+from support.queues import expected_files, tree
 from support.rows import config_of
 from support.small_log import BASE_TIME, messages
-from support.sparse_log import expected_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,9 @@ import random
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from indexd.index.format import IndexLayout
 from support.commitlog_writer import FrameSpec
@@ -28,63 +29,48 @@ def damage_data(data: Path, layout: IndexLayout, rand: random.Random) -> str:
     """Damage it; what was done, in words, which begin with ``IN_PLACE`` where sizes and names stay."""
     files = sorted(path for path in data.rglob("*") if path.is_file() and path.name != "lock")
     group = rand.choice(["index", "index", "consumequeue", "sparse", "records"])
-    records = [path for path in files if path.parent == data]
-    own = records if group == "records" else [path for path in files if (data / group) in path.parents]
+    own = [path for path in files if (path.parent == data if group == "records" else data / group in path.parents)]
     path = rand.choice(own or files)
-    name = path.relative_to(data)
+    name, content = path.relative_to(data), path.read_bytes()
     kind = rand.choice(["bit"] * 6 + ["remove", "cut", "grow", "zero", "copy", "swap", "strange"])
     if kind == "bit":
         return _flip(path, data, layout, rand)
-    if kind == "remove":
-        path.unlink()
-    elif kind == "cut":
-        with path.open("r+b") as file:
-            file.truncate(rand.randrange(max(path.stat().st_size, 1)))
-    elif kind == "grow":
-        with path.open("ab") as file:
-            file.write(bytes(rand.choice([1, 20, 4096])))
-    elif kind == "zero":
-        path.write_bytes(bytes(path.stat().st_size))
-        return f"{IN_PLACE}{name} all zeros"
-    elif kind == "copy":  # another of the same kind, made later
+    if kind == "copy":  # another of the same kind, made later
         number = "".join(c for c in path.name if c.isdigit())
         other = path.with_name(path.name.replace(number, f"{int(number) + 1:0{len(number)}d}") if number else "more")
         shutil.copyfile(path, other)
         return f"a copy of {name} as {other.name}"
-    elif kind == "swap":
+    if kind == "swap":
         other = rand.choice([one for one in own if one.suffix == path.suffix] or [path])
-        ours, theirs = path.read_bytes(), other.read_bytes()
-        path.write_bytes(theirs)
-        other.write_bytes(ours)
-        is_in_place = len(ours) == len(theirs)
+        path.write_bytes(theirs := other.read_bytes())
+        other.write_bytes(content)
+        is_in_place = len(content) == len(theirs)
         return f"{IN_PLACE if is_in_place else ''}{name} and {other.relative_to(data)} the other way round"
-    else:
+    if kind == "strange":
         path.with_name(rand.choice(["strange", "1", path.name + ".tmp"])).write_bytes(rand.randbytes(40))
-        return f"a strange file beside {name}"
-    return f"{kind} of {name}"
+    elif kind == "remove":
+        path.unlink()
+    else:
+        cut, grown = rand.randrange(max(len(content), 1)), rand.choice([1, 20, 4096])
+        path.write_bytes({"cut": content[:cut], "grow": content + bytes(grown), "zero": bytes(len(content))}[kind])
+    return f"{IN_PLACE if kind == 'zero' else ''}{kind}: {name}"
 
 
 def _flip(path: Path, data: Path, layout: IndexLayout, rand: random.Random) -> str:
-    content = path.read_bytes()
+    content, where = path.read_bytes(), ""
     begin, end = 0, len(content.rstrip(b"\0"))
-    where = ""
     if data / "index" in path.parents:
         entries = layout.entry_position(0)
-        where = rand.choice(["header", "slot", "entry"])
-        begin, end = {"header": (0, 40), "slot": (40, entries), "entry": (entries, end)}[where]
-        if where == "slot":
-            used = [at for at in range(40, entries, 4) if any(content[at : at + 4])]
-            begin = rand.choice(used or [40])
-            end = begin + 4
-    at = rand.randrange(begin, max(end, begin + 1))
+        used = [at for at in range(40, entries, 4) if any(content[at : at + 4])]
+        slot, where = rand.choice(used or [40]), rand.choice(["header", "slot", "entry"])
+        begin, end = {"header": (0, 40), "slot": (slot, slot + 4), "entry": (entries, end)}[where]
+    at, bit = rand.randrange(begin, max(end, begin + 1)), rand.randrange(8)
     if at >= len(content):
         return f"{IN_PLACE}nothing"
-    bit = rand.randrange(8)
     patch(path, at, bytes([content[at] ^ 1 << bit]))
-    return f"{IN_PLACE}bit {bit} of byte {at}{' (' + where + ')' if where else ''} of {path.relative_to(data)}"
+    return f"{IN_PLACE}bit {bit} of byte {at} {where} of {path.relative_to(data)}"
 
 
-_MILLIS_PER_MESSAGE = 400
 #: Where the fields of a frame's head stand whose value may be any, and how they are packed (spec 2.1).
 _FIELDS = {
     "total size": (0, ">i"), "magic": (4, ">i"), "body CRC": (8, ">i"), "queue id": (12, ">i"),
@@ -94,8 +80,7 @@ _FIELDS = {
 _MAGICS = (0, -626843481, -626843477, -875286124)
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """One frame: what was asked for, what it says, and its bytes."""
 
     spec: FrameSpec
@@ -122,182 +107,164 @@ class MutantLog:
 
     def intact(self) -> list[NaiveMessage]:
         """The messages whose bytes stand where they were written, in the order of the log."""
-        found: list[NaiveMessage] = []
-        held: tuple[int, bytes] = (-1, b"")
-        for frame in self.frames:
-            base = frame.message.phy_offset // self.segment_size * self.segment_size
-            if held[0] != base:
-                path = self._path(base)
-                held = base, path.read_bytes() if path.exists() else b""
-            at = frame.message.phy_offset - base
-            if held[1][at : at + len(frame.data)] == frame.data:
-                found.append(frame.message)
+        log = {int(path.name): path.read_bytes() for path in self.directory.iterdir()}
+        found = []
+        for _, message, data in self.frames:
+            at = message.phy_offset % self.segment_size
+            if log.get(message.phy_offset - at, b"")[at : at + len(data)] == data:
+                found.append(message)
         return found
 
     def damage(self) -> str:
         """Damage it in one random way; what was done, in words."""
-        kinds = [self._flip, self._field, self._field, self._zeros, self._junk, self._blank, self._swap,
-                 self._clock_back, self._cut, self._segment, self._tail]  # fmt: skip
-        kind: Callable[[], str] = self.rand.choice(kinds)
-        return kind()
+        patches = [self._bit, self._field, self._field, self._zeros, self._junk, self._blank, self._swap, self._tail]
+        kind: Callable[[], Any] = self.rand.choice([*patches, self._clock_back, self._cut, self._segment])
+        if kind not in patches:
+            return str(kind())
+        offset, data, words = kind()
+        # Never over the end of its segment, nor into one that is gone.
+        at = offset % self.segment_size
+        path = self._path(offset - at)
+        room = path.stat().st_size - at if path.exists() else 0
+        if room > 0:
+            patch(path, at, data[:room])
+        return f"{words} at {offset}"
 
     def close(self) -> None:
         """The broker has died."""
         self._writer.close(clean=False)
 
     def _write(self, spec: FrameSpec) -> None:
-        spec = replace(spec, store_timestamp=BASE_TIME + _MILLIS_PER_MESSAGE * self._number)
+        spec = replace(spec, store_timestamp=BASE_TIME + 400 * self._number)
         self._number += 1
         at = self._writer.append(spec)
-        size = self._writer.max_offset - at
-        data = os.pread(self._writer._fd, size, at % self.segment_size)  # its name may be gone
-        _, _, message = naive_check(data)
-        assert message is not None
-        self.frames.append(Written(spec, message, data))
+        data = os.pread(self._writer._fd, self._writer.max_offset - at, at % self.segment_size)  # its name may be gone
+        self.frames.append(_read(spec, data))
 
     def _path(self, base: int) -> Path:
         return self.directory / f"{base:020d}"
 
-    def _patch(self, offset: int, data: bytes) -> None:
-        # Never over the end of its segment, nor into one that is gone.
-        path = self._path(offset // self.segment_size * self.segment_size)
-        room = path.stat().st_size - offset % self.segment_size if path.exists() else 0
-        if room > 0:
-            patch(path, offset % self.segment_size, data[:room])
-
-    def _any(self) -> tuple[int, Written]:
-        # The newest segment is where it is hardest to tell.
+    def _any(self) -> tuple[int, Written, int]:
+        # A frame's number, the frame and where it stands. The newest segment is where it is hardest to tell.
         newest = self.frames[-1].message.phy_offset // self.segment_size * self.segment_size
         first = next(n for n, frame in enumerate(self.frames) if frame.message.phy_offset >= newest)
-        begin = first if self.rand.random() < 0.6 else 0
-        number = self.rand.randrange(begin, len(self.frames))
-        return number, self.frames[number]
+        number = self.rand.randrange(first if self.rand.random() < 0.6 else 0, len(self.frames))
+        return number, self.frames[number], self.frames[number].message.phy_offset
 
-    def _flip(self) -> str:
-        number, frame = self._any()
-        at = frame.message.phy_offset + self.rand.randrange(len(frame.data))
-        bit = self.rand.randrange(8)
-        self._patch(at, bytes([frame.data[at - frame.message.phy_offset] ^ 1 << bit]))
-        return f"bit {bit} of byte {at - frame.message.phy_offset} of frame {number} at {frame.message.phy_offset}"
+    # What is written, and where.
 
-    def _field(self) -> str:
-        number, frame = self._any()
+    def _bit(self) -> tuple[int, bytes, str]:
+        number, frame, begin = self._any()
+        at, bit = self.rand.randrange(len(frame.data)), self.rand.randrange(8)
+        return begin + at, bytes([frame.data[at] ^ 1 << bit]), f"bit {bit} of byte {at} of frame {number}"
+
+    def _field(self) -> tuple[int, bytes, str]:
+        number, frame, begin = self._any()
         name = self.rand.choice(list(_FIELDS))
         at, form = _FIELDS[name]
         (old,) = struct.unpack_from(form, frame.data, at)
         bits = 8 * struct.calcsize(form)
-        top = (1 << (bits - 1)) - 1
-        hour = 3_600_000
+        top, hour = (1 << (bits - 1)) - 1, 3_600_000
         values = [0, -1, 1, top, -top - 1, old + 1, old - 1, old ^ 1 << self.rand.randrange(bits - 1), old + hour]
         value = self.rand.choice([*values, old - hour, *(_MAGICS if name == "magic" else ())])
         value = max(min(value, top), -top - 1)
-        self._patch(frame.message.phy_offset + at, struct.pack(form, value))
-        return f"{name} {value} instead of {old} in frame {number} at {frame.message.phy_offset}"
+        return begin + at, struct.pack(form, value), f"{name} {value} instead of {old} in frame {number}"
 
-    def _zeros(self) -> str:
-        number, frame = self._any()
-        at = frame.message.phy_offset + self.rand.choice([0, self.rand.randrange(len(frame.data))])
-        size = self.rand.choice([4, 8, len(frame.data), 1000, 5000, 70_000])
-        self._patch(at, bytes(size))
-        return f"{size} zeros at {at}, in frame {number}"
+    def _zeros(self) -> tuple[int, bytes, str]:
+        number, frame, begin = self._any()
+        at = begin + self.rand.choice([0, self.rand.randrange(len(frame.data))])
+        return at, bytes(self.rand.choice([4, 8, len(frame.data), 1000, 5000, 70_000])), f"zeros in frame {number}"
 
-    def _junk(self) -> str:
-        number, frame = self._any()
+    def _junk(self) -> tuple[int, bytes, str]:
+        number, frame, begin = self._any()
         size = self.rand.choice([1, 8, len(frame.data), 3000])
-        self._patch(frame.message.phy_offset, self.rand.randbytes(size))
-        return f"{size} random bytes at {frame.message.phy_offset}, over frame {number}"
+        return begin, self.rand.randbytes(size), f"{size} random bytes over frame {number}"
 
-    def _blank(self) -> str:
+    def _blank(self) -> tuple[int, bytes, str]:
         """A blank record in the place of a frame, or that at the end of a segment with another length."""
         ends = [n for n in range(1, len(self.frames)) if self.frames[n].message.phy_offset % self.segment_size == 0]
+        at = self._any()[2]
         if ends and self.rand.random() < 0.3:
             before = self.frames[self.rand.choice(ends) - 1].message
             at = before.phy_offset + before.size
-        else:
-            at = self._any()[1].message.phy_offset
         left = self.segment_size - at % self.segment_size
         length = self.rand.choice([0, -1, 8, 16, 91, left - 1, left - 8, left, left + 1, 1 << 30])
-        self._patch(at, struct.pack(">ii", length, _MAGICS[3]))
-        return f"a blank record of {length} with {left} left at {at}"
+        return at, struct.pack(">ii", length, _MAGICS[3]), f"a blank record of {length} with {left} left"
 
-    def _swap(self) -> str:
-        number, frame = self._any()
+    def _swap(self) -> tuple[int, bytes, str]:
+        number, frame, begin = self._any()
         other = self.frames[max(number - 1, 0)]
         if self.rand.random() < 0.5:
-            self._patch(frame.message.phy_offset, other.data)
-            return f"frame {max(number - 1, 0)} once more over frame {number} at {frame.message.phy_offset}"
-        self._patch(other.message.phy_offset, frame.data + other.data)
-        return f"frames {number - 1} and {number} the other way round"
+            return begin, other.data, f"frame {max(number - 1, 0)} once more over frame {number}"
+        return (
+            other.message.phy_offset,
+            frame.data + other.data,
+            f"frames {number - 1} and {number} the other way round",
+        )
+
+    def _tail(self) -> tuple[int, bytes, str]:
+        """The last frame is torn: it ends in zeros."""
+        frame = self.frames[-1]
+        at = frame.message.phy_offset + self.rand.randrange(len(frame.data))
+        return at, bytes(len(frame.data)), "the last frame is torn"
+
+    # Else.
 
     def _clock_back(self) -> str:
         """From one frame on for some, or all, the store times are earlier: the clock was set back, no frame is bad."""
-        number, _ = self._any()
+        number, _, _ = self._any()
         back = self.rand.choice([1, 1000, 3_600_000])
         last = self.rand.choice([len(self.frames), number + self.rand.randrange(1, 20)])
         if self._prop_crc:  # it covers the time
             return "nothing"
-        for n, frame in enumerate(self.frames[number:last], number):
-            if self.frames[n].message.phy_offset not in {m.phy_offset for m in self.intact_of(frame)}:
-                continue
-            time = frame.message.store_timestamp - back
-            data = frame.data[:56] + struct.pack(">q", time) + frame.data[64:]
-            self._patch(frame.message.phy_offset, data)
-            _, _, message = naive_check(data)
-            assert message is not None
-            self.frames[n] = Written(frame.spec, message, data)
+        intact = {message.phy_offset for message in self.intact()}
+        for n, (spec, message, data) in enumerate(self.frames[number:last], number):
+            if message.phy_offset in intact:
+                time = struct.pack(">q", message.store_timestamp - back)
+                at = message.phy_offset % self.segment_size
+                patch(self._path(message.phy_offset - at), at + 56, time)
+                self.frames[n] = _read(spec, data[:56] + time + data[64:])
         return f"the clock {back} ms back in frames {number} to {last}"
-
-    def intact_of(self, frame: Written) -> list[NaiveMessage]:
-        """That frame, if it still stands there."""
-        kept, self.frames = self.frames, [frame]
-        try:
-            return self.intact()
-        finally:
-            self.frames = kept
 
     def _cut(self) -> str:
         """The broker lost the end of its log and has written on; whole frames of the longer one stand behind."""
-        number, frame = self._any()
-        offset = frame.message.phy_offset
+        number, frame, offset = self._any()
         self.close()
         for path in self.directory.iterdir():
             if int(path.name) > offset:
                 path.unlink()
         removed, self.frames = self.frames[number:], self.frames[:number]
         self.removed += [one.message for one in removed]
-        queues = self._writer.queue_offsets
+        queues = dict.fromkeys(self._writer.queue_offsets, 0)
+        kept = [one.message for one in self.frames if queue_of(one.message) is not None]
         self._writer = UnsyncedWriter(self.directory, self.segment_size, start_offset=offset, prop_crc=self._prop_crc)
-        kept: dict[tuple[str, int], int] = {}
-        for one in self.frames:
-            if one.message.sys_flag & 0xC in (0x4, 0xC):  # it is in no queue
-                continue
-            kept[one.message.topic, one.message.queue_id] = one.message.cq_offset + 1
-        self._writer.queue_offsets = {queue: kept.get(queue, 0) for queue in queues}
+        self._writer.queue_offsets = queues | {(one.topic, one.queue_id): one.cq_offset + 1 for one in kept}
         if self.rand.random() < 0.6:
             self._write(replace(frame.spec, body=self.rand.randbytes(len(frame.spec.body))))
-            return f"cut at frame {number} of {number + len(removed)}, {offset}, and one as long written there"
-        self.append(self.rand.randrange(1, 20))
-        return f"cut at frame {number} of {number + len(removed)}, {offset}, and {len(self.frames) - number} written"
+        else:
+            self.append(self.rand.randrange(1, 20))
+        written = len(self.frames) - number
+        return f"cut at frame {number} of {number + len(removed)}, {offset}, and {written} written"
 
     def _segment(self) -> str:
         """A whole segment is gone, empty, cut short, or zero."""
-        base = self._any()[1].message.phy_offset // self.segment_size * self.segment_size
-        path = self._path(base)
-        how = self.rand.choice(["unlink", "truncate", "zero", "half"])
-        if not path.exists():
-            return "nothing"
+        offset = self._any()[2]
+        path = self._path(offset - offset % self.segment_size)
+        data = path.read_bytes() if path.exists() else b""
+        how, half = self.rand.choice(["unlink", "truncate", "zero", "half"]), self.rand.randrange(len(data) + 1)
         if how == "unlink":
-            path.unlink()
-        elif how == "zero":
-            path.write_bytes(bytes(self.segment_size))
+            path.unlink(missing_ok=True)
         else:
-            data = path.read_bytes()
-            path.write_bytes(data[: 0 if how == "truncate" else self.rand.randrange(1, max(len(data), 1) + 1)])
-        return f"segment {base}: {how}"
+            path.write_bytes({"truncate": b"", "zero": bytes(self.segment_size), "half": data[:half]}[how])
+        return f"segment {path.name}: {how}"
 
-    def _tail(self) -> str:
-        """The last frame is torn: it ends in zeros."""
-        frame = self.frames[-1]
-        at = frame.message.phy_offset + self.rand.randrange(len(frame.data))
-        self._patch(at, bytes(len(frame.data)))
-        return f"the last frame, at {frame.message.phy_offset}, is torn at {at}"
+
+def _read(spec: FrameSpec, data: bytes) -> Written:
+    _, _, message = naive_check(data)
+    assert message is not None
+    return Written(spec, message, data)
+
+
+def queue_of(message: NaiveMessage) -> tuple[str, int] | None:
+    """The queue that it stands in, None if in none."""
+    return (message.topic, message.queue_id) if message.sys_flag & 0xC in (0x0, 0x8) else None

@@ -16,7 +16,7 @@ from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.data_directory import Store
-from support.naive_queue import NaiveMessage as QueueMessage
+from support.naive import QueueMessage
 from support.queues import batch_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from typing import Any
 
 from support.daemon import Daemon, assert_same_index
 from support.goldens import Golden
-from support.naive import key_hash, naive_frames
-from support.naive_log import NaiveMessage
+from support.naive import NaiveMessage, key_hash, naive_frames
 from support.reopened import config_for, named_for, reopen
 from support.rocketmq import EARLIER, Program, arguments, start
 from support.same_index import old_queue_files

@@ -21,7 +21,7 @@ from typing import Any
 from indexd.query import open_data
 from indexd.query.by_time import Boundary
 from support.daemon import Daemon
-from support.naive_log import NaiveMessage
+from support.naive import NaiveMessage
 from support.queues import tree
 from support.rocketmq import arguments, figures_of, run
 

@@ -8,8 +8,8 @@ comes out of here.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from indexd.flush.pipeline import Item, Progress
 from indexd.index.file import IndexService
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery import open as open_module
-from indexd.recovery.open import Opened
 from indexd.recovery.recover import NO_DAMAGE, Damage
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.service import start as start_module
@@ -116,14 +115,9 @@ class SimClock:
         self._now += seconds
 
 
-class _NoProgress:
+def _no_progress(*_: object) -> Callable[..., object]:
     """A recovery that nobody watches: no bar, no DATA/state written by how long it takes."""
-
-    def __init__(self, *_: object) -> None:
-        return
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        return
+    return _no_progress
 
 
 @contextmanager
@@ -136,8 +130,8 @@ def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
     with (
         mock.patch.object(open_module, "LogReader", partial(LogReader, clock=clock.monotonic)),
         mock.patch.object(IndexService, "clock", staticmethod(clock.wall)),
-        mock.patch.object(start_module, "load_kernels", _NoProgress),
-        mock.patch.object(start_module, "RecoveryProgress", _NoProgress),
+        mock.patch.object(start_module, "load_kernels", _no_progress),
+        mock.patch.object(start_module, "RecoveryProgress", _no_progress),
         mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
         mock.patch("indexd.index.entries.ENTRIES_PER_READ", shape.window),
         mock.patch("indexd.compare.index._ENTRIES_PER_WINDOW", shape.window),
@@ -187,8 +181,11 @@ class SimDaemon:
         self.starts = Starts(disk, self.files.starts, config.recovery)
         if disk.exists(self.files.abort):
             self.starts.begin()
-        self.opened = self._open(forced, damage)
-        self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), self.opened.pipeline.frontier)
+        lock = _HeldLock(self.files.lock)
+        own = lock, self.starts, DaemonStatus(config), Notifier(None, None), self.log
+        instance = Instance(config, lambda: config, disk, self.files, *own)
+        self.opened = open_for_run(instance, forced=forced, damage=damage)
+        self.watch = Watch(disk, self.files, lock, self.opened.pipeline.frontier)
         self.pipeline, self.reader = self.opened.pipeline, self.opened.reader
         #: Read and not built yet; the parts of it that a drain has taken are done first.
         self.queue: list[Item] = []
@@ -202,14 +199,6 @@ class SimDaemon:
         self._state = DaemonState(
             self.reader, self.pipeline, DispatchQueue(1, 1), ReputState(), EventReporter(lambda: self.log)
         )
-
-    def __repr__(self) -> str:
-        return f"SimDaemon({self.pipeline}, queue={len(self.queue)}, sent={self.sent is not None})"
-
-    def _open(self, forced: bool, damage: Damage) -> Opened:
-        own = _HeldLock(self.files.lock), self.starts, DaemonStatus(self.config), Notifier(None, None), self.log
-        instance = Instance(self.config, lambda: self.config, self.disk, self.files, *own)
-        return open_for_run(instance, forced=forced, damage=damage)
 
     def read(self, polls: int = _POLLS_MAX) -> bool:
         """Poll so often, or until the log's end; True at the end."""
@@ -253,7 +242,8 @@ class SimDaemon:
             self.pipeline.detector.remember_tail(self.pipeline.built.phy_offset)
         finally:
             self.skipped += [item for item in skipped if item not in self.queue]
-            self._write_state()
+            with suppress(DiskError):  # queries then go by the frontier
+                write_state(self.disk, self.files, self._state.row())
         self.starts.forget()
 
     def send(self) -> Progress | None:
@@ -307,23 +297,11 @@ class SimDaemon:
 
     def query(self, query: KeyQuery) -> Answer:
         """Asked beside the running daemon, which holds the lock."""
-        with mock.patch("indexd.query.source.owner_pid", self._owner_pid):
+        with mock.patch("indexd.query.source.owner_pid", return_value=self.pid):
             return ask(self.disk, self.config, query)
-
-    def _owner_pid(self, _: object) -> int:
-        return self.pid
-
-    def _write_state(self) -> None:
-        try:
-            write_state(self.disk, self.files, self._state.row())
-        except DiskError:
-            return  # queries then go by the frontier
 
 
 def ask(disk: Disk, config: Config, query: KeyQuery) -> Answer:
     """One exact answer, as a process of its own would get it."""
-    index = open_index(disk, config)
-    try:
+    with closing(open_index(disk, config)) as index:
         return query_exact(index, query)
-    finally:
-        index.close()

@@ -35,8 +35,7 @@ from support.sim_checks import (
     has_lost_refill,
 )
 from support.sim_daemon import Shape, SimClock, SimDaemon, ask, steered
-from support.sim_disk import SimDisk
-from support.sim_fault import FaultMap, SimCrash
+from support.sim_disk import FaultMap, SimCrash, SimDisk
 
 # One for what happened before, one for what is noticed then.
 _STARTS_MAX = 3
@@ -184,13 +183,14 @@ class World:
 
         return self.do(step) and all(built)
 
+    def build(self, count: int) -> None:
+        """Write so many messages and index them; nothing fails."""
+        self.log.append(count)
+        assert self.catch_up()
+
     def flush(self) -> bool:
         """A whole flush, nothing in between; False when the daemon died of it."""
-        return (
-            self.do(lambda daemon: daemon.send())
-            and self.do(lambda daemon: daemon.persist())
-            and self.do(lambda daemon: daemon.persisted())
-        )
+        return all(self.do(step) for step in (SimDaemon.send, SimDaemon.persist, SimDaemon.persisted))
 
     def finish(self) -> None:
         """The disk is mended, the daemon catches up and stops: now everything must be as if nothing had been."""
@@ -301,30 +301,23 @@ def script(world: World) -> None:
     """A first start, drains, rolls, an older persist between newer drains, expiry, a stop, a crash, a kill, a stop."""
     assert world.start()
     for count in (12, 30, 5):
-        world.log.append(count)
-        assert world.catch_up()
-    world.do(lambda daemon: daemon.send())
-    world.log.append(25)
-    assert world.catch_up()
-    world.do(lambda daemon: daemon.persist())
-    world.log.append(8)
-    assert world.catch_up()
-    world.do(lambda daemon: daemon.persisted())
+        world.build(count)
+    world.do(SimDaemon.send)
+    world.build(25)
+    world.do(SimDaemon.persist)
+    world.build(8)
+    world.do(SimDaemon.persisted)
     assert world.flush()
     world.expire()
-    world.log.append(20)
-    assert world.catch_up()
+    world.build(20)
     assert world.flush()
-    world.log.append(3)
-    assert world.catch_up()
+    world.build(3)
     assert world.stop()
     for end in (world.crash, world.kill):
         assert world.start()
-        world.log.append(15)
-        assert world.catch_up()
+        world.build(15)
         assert world.flush()
-        world.log.append(10)
-        assert world.catch_up()
+        world.build(10)
         end()
     world.finish()
 
@@ -399,7 +392,7 @@ class RandomRun:
             (3, self._query, None),
             (2, world.crash, True),
             (2, world.kill, True),
-            (2, self._stop, True),
+            (2, world.stop, True),
             (12, self._start, False),
             (2, self._expire, None),
             (2, self._arm, None),
@@ -418,6 +411,7 @@ class RandomRun:
         world.finish()
         self._say("done")
 
+    @property
     def tally(self) -> dict[str, int]:
         """What has happened, in numbers."""
         self._keep_faults(self.world.disk.faults)
@@ -437,15 +431,11 @@ class RandomRun:
         self.world.do(lambda daemon: daemon.read(self.rand.randint(1, 4)))
 
     def _drain(self) -> None:
-        def step(daemon: object) -> None:
-            self.world.up.read(self.rand.choice([0, 3, 10_000]))
-            self.world.up.drain()
-
-        if self.world.do(step):
+        if self.world.do(lambda daemon: (daemon.read(self.rand.choice([0, 3, 10_000])), daemon.drain())):
             self.world.check_live()
 
     def _send(self) -> None:
-        self.world.do(lambda daemon: daemon.send())
+        self.world.do(SimDaemon.send)
 
     def _persist(self) -> None:
         # Now and then the building thread drains between two calls of the flusher.
@@ -465,14 +455,11 @@ class RandomRun:
             disk.before_change = None
 
     def _persisted(self) -> None:
-        self.world.do(lambda daemon: daemon.persisted())
+        self.world.do(SimDaemon.persisted)
 
     def _query(self) -> None:
         if not self.world.is_outdated:
             self.world.query(live=self.world.is_up)
-
-    def _stop(self) -> None:
-        self.world.stop()
 
     def _start(self) -> None:
         if self.world.start(forced=self.rand.random() < 0.15) and self.rand.random() < 0.7:

@@ -93,36 +93,40 @@ class Decoding:
     needed: int
 
 
+def _decoded(
+    stretch: Stretch, flavour: str, rows_max: Sequence[int], *, check_crc: bool
+) -> Iterator[tuple[DispatchBatch, int, int, int]]:
+    # Each batch with the outcome, the reason and the total size that ``decode_frames`` ends with.
+    table = TopicTable()
+    rules, buffer = _rules(FLAVOURS[flavour], check_crc=check_crc), np.frombuffer(stretch.data, dtype=np.uint8)
+    limits = _U64(stretch.limit), _U64(stretch.base), _U64(stretch.segment_end)
+    position, made = stretch.start, 0
+    while True:
+        columns = make_columns(rows_max[made % len(rows_max)], 0)
+        outcome, reason, at, total, rows, keys = decode_frames(
+            buffer, _U64(position), *limits, rules, columns, table.arrays
+        )
+        begin, end = stretch.base + position, stretch.base + int(at)
+        yield (
+            DispatchBatch(trimmed(columns, int(rows), int(keys)), int(rows), begin, end, table),
+            outcome,
+            reason,
+            total,
+        )
+        if outcome != Outcome.BATCH_FULL:
+            return
+        made += rows > 0
+        position = int(at)
+
+
 def by_kernel(stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True, rows_max: int = 64) -> Decoding:
     """Through ``decode_frames``, with fresh columns whenever the batch is full."""
-    table = TopicTable()
-    rules = _rules(FLAVOURS[flavour], check_crc=check_crc)
-    buffer = np.frombuffer(stretch.data, dtype=np.uint8)
-    requests: list[DispatchRequest] = []
-    position = stretch.start
-    while True:
-        columns = make_columns(rows_max, 0)
-        outcome, reason, at, total, rows, keys = decode_frames(
-            buffer,
-            _U64(position),
-            _U64(stretch.limit),
-            _U64(stretch.base),
-            _U64(stretch.segment_end),
-            rules,
-            columns,
-            table.arrays,
-        )
-        batch = DispatchBatch(
-            trimmed(columns, int(rows), int(keys)), int(rows), stretch.base + position, stretch.base + int(at), table
-        )
-        requests += [request_at(batch, row) for row in range(batch.rows)]
-        position = int(at)
-        if outcome == Outcome.BATCH_FULL:
-            continue
-        reason = Reason(reason)
-        needed = int(total) if outcome == Outcome.NOT_YET_WRITTEN else 0
-        text = reason.text if outcome == Outcome.CORRUPT else ""
-        return Decoding(tuple(requests), Outcome(outcome), text, stretch.base + position, needed)
+    found = list(_decoded(stretch, flavour, [rows_max], check_crc=check_crc))
+    requests = [request_at(batch, row) for batch, *_ in found for row in range(batch.rows)]
+    batch, outcome, reason, total = found[-1]
+    text = Reason(reason).text if outcome == Outcome.CORRUPT else ""
+    needed = int(total) if outcome == Outcome.NOT_YET_WRITTEN else 0
+    return Decoding(tuple(requests), Outcome(outcome), text, batch.end_offset, needed)
 
 
 def by_decoder(stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True) -> Decoding:
@@ -203,23 +207,9 @@ def encode(samples: Sequence[Sample], base: int = 0, *, prop_crc: bool = False) 
 
 def batches(data: bytes, flavour: str, rows_max: Sequence[int], base: int = 0) -> list[DispatchBatch]:
     """The messages of ``data`` as batches of at most ``rows_max[0]``, ``rows_max[1]``, ... rows, round and round."""
-    table = TopicTable()
-    rules = _rules(FLAVOURS[flavour], check_crc=True)
-    buffer = np.frombuffer(data, dtype=np.uint8)
-    made: list[DispatchBatch] = []
-    position = 0
-    while True:
-        columns = make_columns(rows_max[len(made) % len(rows_max)], 0)
-        outcome, _, at, _, rows, keys = decode_frames(
-            buffer, _U64(position), _U64(len(data)), _U64(base), _U64(1 << 50), rules, columns, table.arrays
-        )
-        kept = trimmed(columns, int(rows), int(keys))
-        if rows:
-            made.append(DispatchBatch(kept, int(rows), base + position, base + int(at), table))
-        position = int(at)
-        if outcome != Outcome.BATCH_FULL:
-            assert position == len(data)
-            return made
+    found = [batch for batch, *_ in _decoded(Stretch.of(data, base), flavour, rows_max, check_crc=True)]
+    assert found[-1].end_offset == base + len(data)
+    return [batch for batch in found if batch.rows]
 
 
 def _rules(flavour: Flavour, *, check_crc: bool) -> Rules:

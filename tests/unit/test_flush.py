@@ -35,8 +35,7 @@ from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import FrameSpec
 from support.goldens import unpack
-from support.sim_disk import SimDisk
-from support.sim_fault import FaultMap
+from support.sim_disk import FaultMap, SimDisk
 from support.strategies import Sample
 from support.twins import batches, encode, put_key
 

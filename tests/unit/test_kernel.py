@@ -33,8 +33,7 @@ from indexd.index.format import FLAVOURS
 from support import naive
 from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from support.goldens import GOLDENS, Golden, unpack
-from support.naive import naive_frames, split_keys
-from support.naive_log import _java_int
+from support.naive import _java_int, naive_frames, split_keys
 from support.strategies import DELAY_TOPIC, ZERO_HASH, Sample, logs
 from support.twins import (
     DELAYS,

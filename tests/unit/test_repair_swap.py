@@ -15,8 +15,7 @@ from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
 from indexd.repair.run import carry
 from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, undo
-from support.sim_disk import SimDisk
-from support.sim_fault import FaultMap, SimCrash
+from support.sim_disk import FaultMap, SimCrash, SimDisk
 
 STORE = Path("/simulated")
 OLD, NEW = "20260101000000000", "20260102000000000"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +14,11 @@ from hypothesis import strategies as st
 
 from indexd.compare.secondary import EntryDifference, SparseComparison
 from indexd.errors import CorruptDataError, DiskError
-from indexd.output import CheckScope, Condition, OutputRecovery
+from indexd.findings import Findings
+from indexd.output import Condition, OutputRecovery, RecoveryScope
 from indexd.sparse import check as check_module
 from indexd.sparse import service as service_module
-from indexd.sparse.check import check_sparse
+from indexd.sparse.check import check_sparse, recover_sparse
 from indexd.sparse.format import (
     ActiveMark,
     SegmentMark,
@@ -31,49 +30,38 @@ from indexd.sparse.format import (
     time_index_name,
 )
 from indexd.sparse.service import SparseService
-from indexd.sparse.sparse_index import OffsetIndex
+from indexd.sparse.sparse_index import SparseIndex
 from indexd.storage.disk import Disk
-from support.output_recovery import carried_out, made_durable, planned_sparse
-from support.sparse_log import SEGMENT_SIZE, Row, batch_of, batches_of, expected_files, log_rows
+from support.queues import (
+    SEGMENT_SIZE,
+    Row,
+    carried_out,
+    expected_files,
+    log_rows,
+    made_durable,
+    scope_of,
+    sparse_batch,
+    sparse_batches,
+)
 from support.verifying import change
 
-if TYPE_CHECKING:
-    from pathlib import Path
+SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
-    from indexd.findings import Findings
-
-
-INT64S = st.integers(0, 2**63 - 1)
-
-# --- names ---
+# --- sparse indexes: names, marks, searching ---
 
 
 def test_bases_of_names() -> None:
-    assert base_of_name("00000000000000032450.index.deleted") == 32450
-    assert base_of_name("-5.timeindex") == -5
-    assert base_of_name("7") == 7
+    found = {"00000000000000032450.index.deleted": 32450, "-5.timeindex": -5, "7": 7}
+    assert {name: base_of_name(name) for name in found} == found
     for name in ("", ".index", "x.index", "9223372036854775808.index", "1_0.index", " 1.index"):
         with pytest.raises(ValueError, match="number"):
             base_of_name(name)
-
-
-def test_our_own_names() -> None:
     assert own_base(index_name(5)) == own_base(time_index_name(5)) == 5
-    for name in (
-        "5.index",
-        index_name(5) + ".deleted",
-        "x" + index_name(5),
-        f"{5:020d}",
-        f"{5:020d}.log",
-        "٣" * 20 + ".index",
-    ):
-        assert own_base(name) is None
-    assert own_base(f"{2**63:020d}.index") is None
+    others = ["5.index", index_name(5) + ".deleted", "x" + index_name(5), f"{5:020d}", f"{5:020d}.log"]
+    assert {own_base(name) for name in (*others, "٣" * 20 + ".index", f"{2**63:020d}.index")} == {None}
 
 
-# --- marks ---
-
-COUNTS = st.integers(0, 2**31 - 1)
+INT64S, COUNTS = st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)
 SEGMENTS = st.lists(st.builds(SegmentMark, INT64S, COUNTS, COUNTS, COUNTS), max_size=4, unique_by=lambda s: s.base)
 ACTIVE = st.builds(ActiveMark, *[st.integers(-(2**63) + 1, 2**63 - 1)] * 4)
 
@@ -87,49 +75,22 @@ def test_a_mark_to_json_and_back(
     assert len(mark.sealed) == len(segments) - (mark.active is not None)
 
 
-GOOD: dict[str, Any] = {
-    "interval": 1,
-    "phyOffset": 9,
-    "segments": [[0, 1, 2, 3], [8, 1, 0, 0]],
-    "active": [1, -1, 0, -1],
+GOOD = {"interval": 1, "phyOffset": 9, "segments": [[0, 1, 2, 3], [8, 1, 0, 0]], "active": [1, -1, 0, -1]}
+WRONG: dict[str, list[Any]] = {
+    "interval": [-1, "1", True, 1.5],
+    "phyOffset": [-1, 1 << 64, None],
+    "segments": [[[0, 1, 2]], [[0, 1, 2, -3]], [[8, 1, 2, 3], [0, 1, 2, 3]], [[8, 1, 2, 3]] * 2, [5], None, []],
+    "active": [[1, 2, 3], "abcd", 5],
 }
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"interval": -1},
-        {"interval": "1"},
-        {"interval": True},
-        {"interval": 1.5},
-        {"phyOffset": -1},
-        {"phyOffset": 1 << 64},
-        {"phyOffset": None},
-        {"segments": [[0, 1, 2]]},
-        {"segments": [[0, 1, 2, -3]]},
-        {"segments": [[8, 1, 2, 3], [0, 1, 2, 3]]},
-        {"segments": [[8, 1, 2, 3], [8, 1, 2, 3]]},
-        {"segments": [5]},
-        {"segments": None},
-        {"segments": []},
-        {"active": [1, 2, 3]},
-        {"active": "abcd"},
-        {"active": 5},
-    ],
-)
-def test_a_mark_that_nobody_wrote(wrong: dict[str, Any]) -> None:
+def test_a_mark_that_nobody_wrote() -> None:
     SparseMark.from_json(GOOD)
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        SparseMark.from_json(GOOD | wrong)
-    for key in GOOD:
-        with pytest.raises(KeyError):
-            SparseMark.from_json({name: value for name, value in GOOD.items() if name != key})
-    for row in (None, 5, [], "x"):
+    rows = [GOOD | {key: value} for key, values in WRONG.items() for value in values]
+    missing = [{name: value for name, value in GOOD.items() if name != key} for key in GOOD]
+    for row in (*rows, *missing, None, 5, [], "x"):
         with pytest.raises((ValueError, TypeError, KeyError)):
             SparseMark.from_json(row)
-
-
-# --- searching ---
 
 
 @given(
@@ -137,177 +98,122 @@ def test_a_mark_that_nobody_wrote(wrong: dict[str, Any]) -> None:
 )
 def test_a_search_on_keys_in_order_is_any_search(keys: list[int], target: int, entry_size: int) -> None:
     keys.sort()
-    below = [slot for slot, key in enumerate(keys) if key <= target]
-    above = [slot for slot, key in enumerate(keys) if key >= target]
-    largest, smallest = search(keys.__getitem__, len(keys), entry_size, target)
-    assert largest == (below[-1] if below else -1)
-    # Kafka's steps may end beside an exact match without having looked at it.
-    assert smallest in (above[:2] if target in keys else above[:1]) or smallest == -1
-    assert smallest >= 0 or not above or target == keys[-1]
-
-
-# --- files ---
+    below = sum(key <= target for key in keys)
+    assert search(keys.__getitem__, len(keys), entry_size, target) == below - 1
 
 
 def test_an_index_has_the_entries_that_it_is_told_of(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(struct.pack(">6i", 1, 9, 2, 9, 3, 9))
     with Disk().open_read(path) as file:
-        assert [OffsetIndex(file, 100).entry(slot) for slot in range(3)] == [(101, 9), (102, 9), (103, 9)]
-        assert OffsetIndex(file, 100, 2).last_entry == (102, 9)
+        index = SparseIndex(file, 100, is_time=False)
+        assert [index.entry(slot) for slot in range(3)] == [(101, 9), (102, 9), (103, 9)]
+        assert SparseIndex(file, 100, 2, is_time=False).last_entry == (102, 9)
         with pytest.raises(CorruptDataError):
-            OffsetIndex(file, 100, 4)
+            SparseIndex(file, 100, 4, is_time=False)
 
 
-def test_reading_needs_no_numpy() -> None:
-    code = "import sys, indexd.sparse.sparse_index; assert 'numpy' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
+# --- sparse indexes: building and checks ---
 
 INTERVALS = st.sampled_from([0, 90, 91, 300, 1000, 4096, 1 << 30])
-SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
-ROOT = Path("/simulated")
 
 
-def files_of(disk: Disk, directory: Path, mark: SparseMark) -> dict[str, bytes]:
+def sparse_files(directory: Path, mark: SparseMark) -> dict[str, bytes]:
     """Name -> what the mark says of each file: a sealed one is exactly that, a growing one ends in zeros."""
     found = {}
     for segment in mark.segments:
-        for name, size in (
-            (f"{segment.base:020d}.index", 8 * segment.offset_entries),
-            (f"{segment.base:020d}.timeindex", 12 * segment.time_entries),
-        ):
-            data = disk.read(directory / name)
-            is_growing = mark.active is not None and segment is mark.segments[-1]
-            assert is_growing or len(data) == size
+        for name, size in segment.files:
+            data = (directory / name).read_bytes()
+            assert segment not in mark.sealed or len(data) == size
             assert not any(data[size:])
             found[name] = data[:size]
-    assert found.keys() == {name for name, _ in disk.list_dir(directory)}
+    assert found.keys() == {path.name for path in directory.iterdir()}
     return found
-
-
-def check(
-    service: SparseService, directory: Path, rows: Sequence[Row], interval: int, disk: Disk | None = None
-) -> None:
-    mark = service.mark().held
-    assert files_of(disk or Disk(), directory, mark) == expected_files(rows, interval)
-    assert SparseMark.from_json(mark.to_json()) == mark
-    assert sum(segment.messages for segment in mark.segments) == len(rows)
-
-
-# --- building ---
 
 
 @given(log_rows(), INTERVALS, SPLITS, st.data())
 def test_any_log_in_any_batches_makes_the_files_of_the_plain_rule(
     rows: list[Row], interval: int, split: list[int], data: st.DataObject
 ) -> None:
+    """Now and then a service goes on from the mark of another, or gets what is in already."""
     with tempfile.TemporaryDirectory() as name:
-        service = SparseService(Disk(), Path(name), SEGMENT_SIZE, interval)
-        for batch in batches_of(rows, split):
-            service.build(batch)
-            if data.draw(st.booleans()):
-                done = [row for row in rows if row[0] < batch.end_offset]
-                check(service, Path(name), done, interval)
-        check(service, Path(name), rows, interval)
-        assert service.entries == sum(
-            segment.offset_entries + segment.time_entries for segment in service.mark().held.segments
-        )
-        service.close()
-
-
-@given(log_rows(), INTERVALS, SPLITS, st.data())
-def test_a_service_goes_on_from_a_mark(rows: list[Row], interval: int, split: list[int], data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        service = SparseService(Disk(), Path(name), SEGMENT_SIZE, interval)
-        parts = batches_of(rows, split)
+        service, entries = SparseService(Disk(), Path(name), SEGMENT_SIZE, interval), 0
+        parts = sparse_batches(rows, split)
         for at, batch in enumerate(parts):
             service.build(batch)
-            if data.draw(st.integers(0, 2)) == 0:
-                mark = SparseMark.from_json(service.mark().held.to_json())
+            what = data.draw(st.integers(0, 5))
+            if what < 2:
+                mark = service.mark().held
+                done = [row for row in rows if row[0] < batch.end_offset]
+                assert sparse_files(Path(name), mark) == expected_files(done, interval)
+                assert sum(segment.messages for segment in mark.segments) == len(done)
+            if what == 0:
                 service.close()
+                entries += service.entries
                 service = SparseService(Disk(), Path(name), SEGMENT_SIZE, interval)
-                service.load(mark)
+                service.load(SparseMark.from_json(mark.to_json()))
                 assert service.mark().held == mark
-            if data.draw(st.integers(0, 4)) == 0:
+            elif what == 5:
                 for earlier in data.draw(st.lists(st.sampled_from(parts[: at + 1]), max_size=2)):
-                    service.build(earlier)  # is in already
-        check(service, Path(name), rows, interval)
+                    service.build(earlier)
+        mark = service.mark().held
+        assert sparse_files(Path(name), mark) == expected_files(rows, interval)
+        made = sum(segment.offset_entries + segment.time_entries for segment in mark.segments)
+        assert service.entries + entries == made
         service.close()
 
 
-# --- what a flusher has to do ---
-
-
-# --- a disk that refuses ---
-
-
-def build(directory: Path, rows: list[Row], interval: int) -> SparseMark:
-    directory.mkdir()
+def build_sparse(directory: Path, rows: Sequence[Row], interval: int = 300) -> SparseMark:
+    """Build, and close as a clean stop does."""
+    directory.mkdir(exist_ok=True)
     service = SparseService(Disk(), directory, SEGMENT_SIZE, interval)
-    for batch in batches_of(rows, [7]):
+    for batch in sparse_batches(rows, [7]):
         service.build(batch)
-    mark = service.mark().held
-    service.close()
-    return mark
+    held: SparseMark = made_durable(Disk(), service).held
+    return held
 
 
-def checked(directory: Path, mark: SparseMark, *, is_at_rest: bool = True) -> Findings:
-    scope = CheckScope(Condition.AT_REST if is_at_rest else Condition.GROWING, is_at_rest, lambda _: None)
-    return check_sparse(Disk(), directory, SEGMENT_SIZE, mark, scope)
+def check(directory: Path, mark: SparseMark, condition: Condition = Condition.AT_REST) -> Findings:
+    return check_sparse(Disk(), directory, SEGMENT_SIZE, mark, scope_of(condition))
 
 
 def compare(
-    directory: Path, mark: SparseMark, rows: list[Row], split: list[int], begin: int = 0
+    directory: Path, mark: SparseMark, rows: Sequence[Row], split: Sequence[int] = (50,), begin: int = 0
 ) -> list[EntryDifference]:
     comparison = SparseComparison(Disk(), directory, SEGMENT_SIZE, mark, begin)
-    found = [
-        one for batch in batches_of([row for row in rows if row[0] >= begin], split) for one in comparison.take(batch)
-    ]
-    return found + list(comparison.finish())
+    parts = sparse_batches([row for row in rows if row[0] >= begin], split)
+    return [found for batch in parts for found in comparison.take(batch)] + list(comparison.finish())
 
 
 @settings(max_examples=40)
-@given(rows=log_rows(), interval=INTERVALS, split=SPLITS, window=st.sampled_from([1, 2, 3, 1000]))
-def test_nothing_is_found_in_what_was_built(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], interval: int, split: list[int], window: int
+@given(rows=log_rows(), interval=INTERVALS, split=SPLITS, window=st.sampled_from([1, 2, 3, 1000]), data=st.data())
+def test_every_changed_byte_of_a_sparse_index_is_found_where_it_is(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Row],
+    interval: int,
+    split: list[int],
+    window: int,
+    data: st.DataObject,
 ) -> None:
-    directory = tmp_path_factory.mktemp("any") / "sparse"
-    mark = build(directory, rows, interval)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_module, "_ENTRIES_PER_READ", window)
-        patch.setattr(service_module, "_ENTRIES_PER_WRITE", window)
-        assert checked(directory, mark).kept == []
-        assert compare(directory, mark, rows, split) == []
+    directory = tmp_path_factory.mktemp("any")
+    mark = build_sparse(directory, rows, interval)
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(check_module, "ENTRIES_PER_READ", window)
+        context.setattr(service_module, "ENTRIES_PER_WRITE", window)
         begin = rows[len(rows) // 2][0] // SEGMENT_SIZE * SEGMENT_SIZE
-        assert compare(directory, mark, rows, split, begin) == []
-
-
-@settings(max_examples=40)
-@given(rows=log_rows(), interval=INTERVALS, window=st.sampled_from([1, 3, 1000]), data=st.data())
-def test_every_changed_byte_is_found_where_it_is(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], interval: int, window: int, data: st.DataObject
-) -> None:
-    directory = tmp_path_factory.mktemp("any") / "sparse"
-    mark = build(directory, rows, interval)
-    files = [
-        (directory / f"{segment.base:020d}{suffix}", count, width)
-        for segment in mark.segments
-        for suffix, count, width in ((".index", segment.offset_entries, 8), (".timeindex", segment.time_entries, 12))
-        if count
-    ]
-    if not files:
-        return
-    path, count, width = data.draw(st.sampled_from(files))
-    position = data.draw(st.integers(0, count * width - 1))
-    change(path, position, bytes([path.read_bytes()[position] ^ 1 << data.draw(st.integers(0, 7))]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_module, "_ENTRIES_PER_READ", window)
-        patch.setattr(service_module, "_ENTRIES_PER_WRITE", window)
+        assert check(directory, mark).kept == []
+        assert compare(directory, mark, rows, split) == compare(directory, mark, rows, split, begin) == []
+        widths = zip(mark.segments, strict=True)
+        files = [(*file, width) for (segment,) in widths for file, width in zip(segment.files, (8, 12), strict=True)]
+        if not (used := [row for row in files if row[1]]):
+            return
+        name, size, width = data.draw(st.sampled_from(used))
+        position, path = data.draw(st.integers(0, size - 1)), directory / name
+        change(path, position, bytes([path.read_bytes()[position] ^ 1 << data.draw(st.integers(0, 7))]))
         (found,) = compare(directory, mark, rows, [7])
         assert (found.name, found.position) == (path.name, position // width * width)
         # Without the log not every wrong number can be told; those that are told are this one or its neighbour.
-        for finding in checked(directory, mark).kept:
+        for finding in check(directory, mark).kept:
             assert finding.file == f"sparse/{path.name}"
             assert 0 <= finding.position // width - position // width <= 1
 
@@ -315,175 +221,136 @@ def test_every_changed_byte_is_found_where_it_is(
 ROWS: list[Row] = [(position, 100, 1000 + position) for position in range(0, 3 * SEGMENT_SIZE, 128)]
 
 
-def test_what_is_missing_too_much_or_nobodys(tmp_path: Path) -> None:
-    mark = build(tmp_path / "sparse", ROWS, 300)
-    (tmp_path / "sparse" / index_name(0)).unlink()
-    (tmp_path / "sparse" / index_name(SEGMENT_SIZE * 9)).touch()
-    assert checked(tmp_path / "sparse", mark).counts == {"file-missing": 1, "file-unnamed": 1}
-    assert checked(tmp_path / "sparse", mark, is_at_rest=False).counts == {"file-missing": 1}
-    comparison = SparseComparison(Disk(), tmp_path / "sparse", SEGMENT_SIZE, mark, 0)
-    assert [one for batch in batches_of(ROWS, [50]) for one in comparison.take(batch)] == []
-    assert comparison.gone == [index_name(0)]
-
-
 def test_a_log_that_is_longer_shorter_or_has_other_segments(tmp_path: Path) -> None:
-    mark = build(tmp_path / "sparse", ROWS, 300)
-    name = index_name(2 * SEGMENT_SIZE)
-    texts = [found.text for found in compare(tmp_path / "sparse", mark, ROWS[:-1], [50])]
-    assert texts == [f"the segment has {mark.segments[-1].messages - 1} messages, but the frontier says 32"]
-    (found, *_) = compare(tmp_path / "sparse", mark, ROWS[:-20], [50])
-    assert (found.name, found.text) == (name, f"{mark.segments[-1].offset_entries} entries, but the log comes to 2")
-    assert compare(tmp_path / "sparse", mark, ROWS[:64], [50])[-1].text == "the log has no message of this segment"
-    less = mark._replace(segments=mark.segments[1:])
-    assert [one.text for one in compare(tmp_path / "sparse", less, ROWS, [50])] == [
-        "the segment has 32 messages, and the frontier names no sparse indexes of it"
-    ]
-
-
-def test_what_may_not_be_read_is_an_error(tmp_path: Path) -> None:
-    mark = build(tmp_path / "sparse", ROWS, 300)
-    path = tmp_path / "sparse" / index_name(0)
+    mark = build_sparse(tmp_path, ROWS)
+    last = mark.segments[-1]
+    texts = [found.text for found in compare(tmp_path, mark, ROWS[:-1])]
+    assert texts == [f"the segment has {last.messages - 1} messages, but the frontier says 32"]
+    (found, *_) = compare(tmp_path, mark, ROWS[:-20])
+    wanted = index_name(2 * SEGMENT_SIZE), f"{last.offset_entries} entries, but the log comes to 2"
+    assert (found.name, found.text) == wanted
+    assert compare(tmp_path, mark, ROWS[:64])[-1].text == "the log has no message of this segment"
+    texts = [found.text for found in compare(tmp_path, mark._replace(segments=mark.segments[1:]), ROWS)]
+    assert texts == ["the segment has 32 messages, and the frontier names no sparse indexes of it"]
+    # Files that are gone are for the check to say, and no difference; a directory in their place is an error.
+    path = tmp_path / index_name(0)
     path.unlink()
+    (tmp_path / index_name(SEGMENT_SIZE * 9)).touch()
+    assert check(tmp_path, mark).counts == {"file-missing": 1, "file-unnamed": 1}
+    assert check(tmp_path, mark, Condition.GROWING).counts == {"file-missing": 1}
+    comparison = SparseComparison(Disk(), tmp_path, SEGMENT_SIZE, mark, 0)
+    assert [one for batch in sparse_batches(ROWS, [50]) for one in comparison.take(batch)] == []
+    assert comparison.gone == [path.name]
     path.mkdir()
-    with pytest.raises(DiskError):
-        checked(tmp_path / "sparse", mark)
-    with pytest.raises(DiskError):
-        compare(tmp_path / "sparse", mark, ROWS, [50])
+    for call in (check, lambda *about: compare(*about, ROWS)):
+        with pytest.raises(DiskError):
+            call(tmp_path, mark)
 
 
-def rows_of(segments: int, each: int = 30) -> list[Row]:
-    return [
-        (SEGMENT_SIZE * segment + 100 * number, 100, 1000 * segment + number)
-        for segment in range(segments)
-        for number in range(each)
-    ]
+# --- sparse indexes: recovery ---
 
 
-def built(disk: Disk, directory: Path, rows: Sequence[Row], interval: int = 300) -> SparseMark:
-    """Build, and close as a clean stop does."""
-    service = SparseService(disk, directory, SEGMENT_SIZE, interval)
-    service.build(batch_of(rows))
-    mark: SparseMark = made_durable(disk, service).held
-    service.close()
-    return mark
+def rows_of(segments: int) -> list[Row]:
+    places = [(segment, number) for segment in range(segments) for number in range(30)]
+    return [(SEGMENT_SIZE * segment + 100 * number, 100, 1000 * segment + number) for segment, number in places]
 
 
-def recovered(
-    disk: Disk, directory: Path, mark: SparseMark, phy_offset: int, log_begin: int = 0
-) -> OutputRecovery[SparseMark]:
+def planned_sparse(directory: Path, mark: SparseMark, disk: Disk | None = None) -> OutputRecovery[SparseMark]:
+    end = mark.phy_offset
+    scope = RecoveryScope(end, end, 0, is_unclean=True)
+    return recover_sparse(disk or Disk(), directory, SEGMENT_SIZE, mark, mark.interval, scope)
+
+
+def recovered(directory: Path, mark: SparseMark) -> OutputRecovery[SparseMark]:
     """Plan, and do it; a second plan has nothing to do."""
-    first = planned_sparse(disk, directory, SEGMENT_SIZE, mark, phy_offset, log_begin=log_begin)
-    carried_out(disk, first)
-    second = planned_sparse(disk, directory, SEGMENT_SIZE, first.held, phy_offset, log_begin=log_begin)
+    first = planned_sparse(directory, mark)
+    carried_out(Disk(), first)
+    second = planned_sparse(directory, first.held)
     assert (second.held, second.delete, second.cut, second.reasons) == (first.held, (), (), ())
     return first
 
 
-def go_on(
-    disk: Disk, directory: Path, done: OutputRecovery[SparseMark], rows: Sequence[Row], interval: int = 300
-) -> None:
+def go_on_sparse(directory: Path, done: OutputRecovery[SparseMark], rows: Sequence[Row]) -> None:
     """Read the log again as far as needed, and on; the files are those of an undisturbed build."""
-    service = SparseService(disk, directory, SEGMENT_SIZE, interval)
+    service = SparseService(Disk(), directory, SEGMENT_SIZE, 300)
     service.load(done.held)
     begin = done.held.phy_offset if done.refill_from is None else done.refill_from
-    left = [row for row in rows if row[0] >= begin]
-    if left:
-        service.build(batch_of(left))
-    mark = service.mark().held
-    service.close()
-    assert files_of(disk, directory, mark) == expected_files(rows, interval)
+    if left := [row for row in rows if row[0] >= begin]:
+        service.build(sparse_batch(left))
+    assert sparse_files(directory, made_durable(Disk(), service).held) == expected_files(rows, 300)
 
 
 def test_a_clean_stop_leaves_nothing_to_do(tmp_path: Path) -> None:
     rows = rows_of(3)
-    mark = built(Disk(), tmp_path, rows)
+    mark = build_sparse(tmp_path, rows)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    done = recovered(Disk(), tmp_path, mark, mark.phy_offset)
-    assert (done.held, done.refill_from, done.delete, done.reasons) == (mark, None, (), ())
-    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-    go_on(Disk(), tmp_path, done, rows)
-
-
-def test_no_directory_and_an_empty_mark(tmp_path: Path) -> None:
-    done = planned_sparse(Disk(), tmp_path / "none", SEGMENT_SIZE, SparseMark(300), 12345, log_begin=0)
-    assert (done.held, done.refill_from, done.delete) == (SparseMark(300), None, ())
+    done = planned_sparse(tmp_path, mark)
+    assert (done.held, done.refill_from, done.delete, done.cut, done.reasons) == (mark, None, (), (), ())
     carried_out(Disk(), done)
-    assert not list(tmp_path.iterdir())
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    go_on_sparse(tmp_path, done, rows)
+    done = planned_sparse(tmp_path / "none", SparseMark(300))
+    assert (done.held, done.refill_from, done.delete) == (SparseMark(300), None, ())
 
 
-def test_what_no_mark_names_goes_and_what_is_not_ours_stays(tmp_path: Path) -> None:
-    mark = built(Disk(), tmp_path, rows_of(2))
-    for name in (
-        f"{9 * SEGMENT_SIZE:020d}.index",
-        f"{5:020d}.timeindex",
-        "notes.txt",
-        f"{5:020d}.index.deleted",
-        "5.index",
-    ):
+def test_indexes_that_no_mark_names_go_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+    mark = build_sparse(tmp_path, rows_of(2))
+    leftovers = {f"{9 * SEGMENT_SIZE:020d}.index", f"{5:020d}.timeindex"}
+    foreign = {"notes.txt", f"{5:020d}.index.deleted", "5.index"}
+    for name in leftovers | foreign:
         (tmp_path / name).write_bytes(b"x")
-    done = recovered(Disk(), tmp_path, mark, mark.phy_offset)
-    assert {path.name for path in done.delete} == {f"{9 * SEGMENT_SIZE:020d}.index", f"{5:020d}.timeindex"}
-    assert {"notes.txt", f"{5:020d}.index.deleted", "5.index"} <= {path.name for path in tmp_path.iterdir()}
+    assert {path.name for path in recovered(tmp_path, mark).delete} == leftovers
+    assert foreign <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ["missing", "missing time", "short", "long", "position", "offset", "time offset", "timestamp", "active short"],
+    ("number", "is_time", "keep", "data"),
+    [
+        pytest.param(1, False, None, b"", id="missing"),
+        pytest.param(1, True, None, b"", id="missing time"),
+        pytest.param(1, False, 8, b"", id="short"),
+        pytest.param(1, True, 0, bytes(12), id="long"),
+        pytest.param(1, False, 4, bytes(4), id="position"),
+        pytest.param(1, False, 8, b"\0\0\0\x7f\0\0\x0c\x1c", id="offset"),
+        pytest.param(1, True, 4, b"\xff\xff\xff\xff", id="time offset"),
+        pytest.param(3, True, 5, b"\x00\0\0\0\x1d", id="timestamp"),
+        pytest.param(3, False, 1, b"", id="active short"),
+    ],
 )
-def test_what_does_not_hold_is_built_again_with_all_behind(damage: str, tmp_path: Path) -> None:
+def test_what_does_not_hold_is_built_again_with_all_behind(
+    tmp_path: Path, number: int, is_time: bool, keep: int | None, data: bytes
+) -> None:
+    """``keep``: so many bytes at the end of the entries give way to ``data``; without it the file is gone."""
     rows = rows_of(4)
-    mark = built(Disk(), tmp_path, rows)
-    number = 3 if damage in ("timestamp", "active short") else 1
-    base = number * SEGMENT_SIZE
-    index, time_index = tmp_path / f"{base:020d}.index", tmp_path / f"{base:020d}.timeindex"
-    size, time_size = 8 * mark.segments[number].offset_entries, 12 * mark.segments[number].time_entries
-    data, time_data = bytearray(index.read_bytes()), bytearray(time_index.read_bytes())
-    match damage:
-        case "missing":
-            index.unlink()
-        case "missing time":
-            time_index.unlink()
-        case "short":
-            index.write_bytes(data[:-8])
-        case "long":
-            time_index.write_bytes(time_data + bytes(12))
-        case "position":
-            index.write_bytes(data[: size - 4] + bytes(4))
-        case "offset":
-            index.write_bytes(data[: size - 8] + b"\0\0\0\x7f" + data[size - 4 :])
-        case "time offset":
-            time_index.write_bytes(time_data[: time_size - 4] + b"\xff\xff\xff\xff" + time_data[time_size:])
-        case "timestamp":
-            time_index.write_bytes(time_data[: time_size - 5] + b"\x00" + time_data[time_size - 4 :])
-        case "active short":
-            index.write_bytes(data[: size - 1])
-    done = recovered(Disk(), tmp_path, mark, mark.phy_offset)
+    mark = build_sparse(tmp_path, rows)
+    base, (name, size) = number * SEGMENT_SIZE, mark.segments[number].files[is_time]
+    if keep is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[: size - keep] + data)
+    done = recovered(tmp_path, mark)
     assert done.refill_from == base
-    assert len(done.reasons) == 1
-    assert f"{base:020d}" in done.reasons[0]
+    (reason,) = done.reasons
+    assert f"{base:020d}" in reason
     assert done.held == SparseMark(300, base, mark.segments[:number], None)
-    go_on(Disk(), tmp_path, done, rows)
+    go_on_sparse(tmp_path, done, rows)
 
 
 def test_bytes_behind_the_mark_become_zeros(tmp_path: Path) -> None:
     rows = rows_of(2)
-    mark = built(Disk(), tmp_path, rows)
-    path = tmp_path / f"{SEGMENT_SIZE:020d}.index"
-    size = 8 * mark.segments[-1].offset_entries
+    mark = build_sparse(tmp_path, rows)
+    name, size = mark.segments[-1].files[0]
+    path = tmp_path / name
     length = path.stat().st_size
     path.write_bytes(path.read_bytes()[:size] + bytes(20) + b"torn".ljust(length - size - 20, b"\0"))
-    done = planned_sparse(Disk(), tmp_path, SEGMENT_SIZE, mark, mark.phy_offset, log_begin=0)
+    done = recovered(tmp_path, mark)
     assert done.cut == ((path, size, length),)
-    carried_out(Disk(), done)
     assert path.stat().st_size == length
     assert not any(path.read_bytes()[size:])
     # Broken off between cutting and lengthening: the length comes back when it is opened.
     path.write_bytes(path.read_bytes()[:size])
-    go_on(Disk(), tmp_path, recovered(Disk(), tmp_path, mark, mark.phy_offset), rows)
+    go_on_sparse(tmp_path, recovered(tmp_path, mark), rows)
     assert path.stat().st_size == length
-
-
-# --- a crash at any moment ---
 
 
 def test_a_disk_that_cannot_be_read_is_not_a_damaged_file(tmp_path: Path) -> None:
@@ -491,6 +358,6 @@ def test_a_disk_that_cannot_be_read_is_not_a_damaged_file(tmp_path: Path) -> Non
         def open_read(self, path: Path):  # type: ignore[no-untyped-def]
             raise DiskError("open", path, OSError(13, "Permission denied"))
 
-    mark = built(Disk(), tmp_path, rows_of(2))
+    mark = build_sparse(tmp_path, rows_of(2))
     with pytest.raises(DiskError):
-        planned_sparse(Unreadable(), tmp_path, SEGMENT_SIZE, mark, mark.phy_offset, log_begin=0)
+        planned_sparse(tmp_path, mark, Unreadable())

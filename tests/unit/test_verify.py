@@ -15,7 +15,7 @@ from indexd.errors import CorruptDataError, UsageError
 from indexd.findings import KEPT_MAX, RESERVED
 from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.file import IndexService
-from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout
+from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.verify import whole
@@ -187,7 +187,6 @@ def test_a_missing_file_that_has_expired_is_none(store: Store) -> None:
     "changes",
     [
         {"begin_offset": 1 << 30},
-        {"phy_offset": 1},
         {"segment_size": 0},
         {"uncovered": (Uncovered(5, 5, "x"),)},
         {"uncovered": (Uncovered(0, 1 << 40, "x"),)},
@@ -199,21 +198,6 @@ def test_a_frontier_that_contradicts_itself(store: Store, changes: dict[str, obj
     assert kinds(report)["frontier"] >= 1
     assert report.compared is None
     assert "contradicts itself" in report.notes[-1]
-
-
-def test_marks_that_do_not_go_on_where_the_one_before_ended(store: Store) -> None:
-    first, second, *rest = store.frontier.index
-    for change_one in (
-        lambda mark: replace(mark, full=False),
-        lambda mark: replace(mark, header=replace(mark.header, begin_phy_offset=0)),
-        lambda mark: replace(mark, header=replace(mark.header, index_count=99)),
-        lambda mark: replace(mark, header=replace(mark.header, end_phy_offset=1 << 40)),
-        lambda mark: replace(mark, header=IndexHeader(), full=False),
-        lambda mark: replace(mark, name=mark.name + "x"),
-    ):
-        changed = change_one(second)
-        write_frontier(Disk(), store.data / "frontier", store.frontier.with_outputs(index=(first, changed, *rest)), "0")
-        assert kinds(check(store.data))["frontier"] >= 1
 
 
 @pytest.mark.parametrize("data", [None, b"", bytes(4096), bytes(4095), b"last"])

@@ -12,7 +12,6 @@ import pytest
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark
 from indexd.errors import CorruptDataError
 from indexd.findings import KEPT_MAX
-from indexd.sparse.format import ActiveMark
 from support.daemon import indexd_here
 from support.outputs import UNITS, Built, build, copied, found
 from support.reopened import config_for, undisturbed
@@ -211,22 +210,8 @@ def replaced(rows: tuple[tuple[int, ...], ...], at: int, field: int, value: int)
     return (*rows[:at], type(row)(*row[:field], value, *row[field + 1 :]), *rows[at + 1 :])
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [(2, 1), (2, -UNITS), (3, -1), (3, UNITS + 1), (3, 1 << 40), (4, -1), (4, 1 << 40), (6, -1), (6, 1 << 40)],
-)
-def test_a_queue_that_cannot_be(built: Built, field: int, value: int) -> None:
-    built.change_frontier(queues=replaced(built.marks, 3, field, value))
-    report = check(built.data)
-    assert found(report)[0][2] == "frontier"
-    assert f"queue {built.marks[3].topic}/{built.marks[3].queue_id}" in report.findings.kept[0].text
-
-
-def test_a_queue_that_is_named_twice_or_not_at_all(built: Built) -> None:
-    marks = built.marks
-    built.change_frontier(queues=(*marks, marks[0]))
-    assert [what for _, _, what in found(check(built.data))] == ["frontier"]
-    built.change_frontier(queues=marks[1:])
+def test_a_queue_that_is_not_named(built: Built) -> None:
+    built.change_frontier(queues=built.marks[1:])
     assert kinds(check(built.data)).keys() == {"file-unnamed"}
 
 
@@ -237,21 +222,6 @@ def test_queue_files_of_no_possible_size(built: Built, size: int) -> None:
         check(built.data, deep=True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [(0, 5), (0, SEGMENT_SIZE * 100), (1, 0), (1, 1 << 30), (2, 1 << 30), (3, 1 << 30), (2, 1), (3, 1)],
-)
-def test_a_segment_that_cannot_be(built: Built, field: int, value: int) -> None:
-    sparse = built.frontier.sparse
-    assert sparse is not None
-    segments = tuple(sorted(replaced(sparse.segments, 1, field, value)))
-    built.change_frontier(sparse=sparse._replace(segments=segments))
-    report = check(built.data)
-    assert kinds(report)
-    if field < 2 or value > 1:
-        assert "is nothing that a segment can be" in report.findings.kept[0].text
-
-
 @pytest.mark.parametrize("field", [1, 2, 3])
 def test_counts_that_no_index_can_hold(built: Built, field: int) -> None:
     sparse = built.frontier.sparse
@@ -259,19 +229,6 @@ def test_counts_that_no_index_can_hold(built: Built, field: int) -> None:
     built.change_frontier(sparse=sparse._replace(segments=tuple(replaced(sparse.segments, 1, field, 1 << 40))))
     with pytest.raises(CorruptDataError, match="is no frontier"):
         check(built.data)
-
-
-@pytest.mark.parametrize(
-    "active",
-    [ActiveMark(-1, 5, 0, 5), ActiveMark(1 << 40, 5, 0, 5), ActiveMark(0, 5, 1 << 40, 5), ActiveMark(0, 5, 0, 6)],
-)
-def test_what_building_cannot_go_on_with(built: Built, active: ActiveMark) -> None:
-    sparse = built.frontier.sparse
-    assert sparse is not None
-    built.change_frontier(sparse=sparse._replace(active=active))
-    report = check(built.data)
-    assert found(report)[0][2] == "frontier"
-    assert "is nothing that building can go on with" in report.findings.kept[0].text
 
 
 def test_a_growing_pair_that_the_frontier_calls_sealed_and_the_opposite(built: Built) -> None:

@@ -50,7 +50,7 @@ from indexd.index.reader import IndexFileReader
 from indexd.pages.wording import show_size
 from indexd.query.message import message_fields
 from indexd.sparse.format import OFFSET_ENTRY, OFFSET_SUFFIX, TIME_ENTRY, TIME_SUFFIX, base_of_name
-from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
+from indexd.sparse.sparse_index import SparseIndex
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import is_index_name, segment_base
 
@@ -62,10 +62,10 @@ _LIST_MAX = 20
 _SMALL_FILES = ("frontier", "checkpoint", "abort", "state")
 # With or without what Kafka appends to it.
 _SPARSE_NAME = re.compile(r"[-+]?[0-9]{1,20}\.(time)?index(\.deleted|\.cleaned|\.swap)?", re.ASCII)
-#: By what a file's name ends with: what it is called, its entry, the class that checks it, the entry's members.
-_SPARSE: dict[str, tuple[str, struct.Struct, type[OffsetIndex] | type[TimeIndex], tuple[str, str]]] = {
-    OFFSET_SUFFIX: ("offsetIndex", OFFSET_ENTRY, OffsetIndex, ("offset", "position")),
-    TIME_SUFFIX: ("timeIndex", TIME_ENTRY, TimeIndex, ("timestamp", "offset")),
+#: By what a file's name ends with: what it is called, its entry, the entry's members.
+_SPARSE: dict[str, tuple[str, struct.Struct, tuple[str, str]]] = {
+    OFFSET_SUFFIX: ("offsetIndex", OFFSET_ENTRY, ("offset", "position")),
+    TIME_SUFFIX: ("timeIndex", TIME_ENTRY, ("timestamp", "offset")),
 }
 
 
@@ -318,7 +318,7 @@ class _Inspector:
 
     def _sparse(self, path: Path) -> Iterator[Row]:
         # The entries before a tail of unused slots, and what Kafka's sanity check says of them.
-        kind, packed, index_type, names = _SPARSE[TIME_SUFFIX if TIME_SUFFIX in path.name else OFFSET_SUFFIX]
+        kind, packed, names = _SPARSE[TIME_SUFFIX if TIME_SUFFIX in path.name else OFFSET_SUFFIX]
         base, entries = base_of_name(path.name), 0
         with self.disk.open_read(path) as file:
             size = file.size()
@@ -326,7 +326,7 @@ class _Inspector:
                 entries = number + 1
             row = {"kind": kind, "path": str(path), "size": size, "base": base, "entries": entries}
             try:
-                index_type(file, base, entries).sanity_check()
+                SparseIndex(file, base, entries, is_time=packed is TIME_ENTRY).sanity_check()
             except CorruptDataError as error:
                 row["damage"] = error.line().partition(": ")[2] or error.line()
             yield row | {"slots": size // packed.size}

@@ -10,12 +10,16 @@ call zlib, and a call per message from Python would cost more than the sum itsel
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 import zlib
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+if sys.byteorder != "little":  # the swap below assumes it, and every machine that runs RocketMQ has it
+    raise ImportError("indexd runs on little-endian machines only")
 
 _1, _2, _3, _4, _8, _TEN = (np.uint64(number) for number in (1, 2, 3, 4, 8, 10))
 _31, _31_2, _31_4, _31_8 = (np.uint64(31**power % (1 << 64)) for power in (1, 2, 4, 8))
@@ -103,6 +107,18 @@ def same_bytes(one, i, other, j, size):  # type: ignore[no-untyped-def]
             return False
         k += _1
     return True
+
+
+@numba.njit(inline="always")
+def swap(x):  # type: ignore[no-untyped-def]
+    """A big-endian uint32 of a file as a number, or back."""
+    # Compiled, a shifted uint32 is a uint64 with more bits than it should have: cut it back.
+    return np.uint32(
+        (x >> np.uint32(24))
+        | ((x >> np.uint32(8)) & np.uint32(0xFF00))
+        | ((x << np.uint32(8)) & np.uint32(0xFF0000))
+        | (x << np.uint32(24))
+    )
 
 
 @numba.njit(inline="always")

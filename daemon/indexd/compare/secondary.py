@@ -14,13 +14,13 @@ import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
-from indexd.consumequeue.check import kept_queues, sound_marks
+from indexd.consumequeue.check import kept_queues
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueuesMark, Unit, file_name, queue_directory
 from indexd.consumequeue.store import ConsumeQueueStore, QueueFiles
 from indexd.errors import MissingOk
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
-from indexd.output import LogBounds, RecoveryScope, Unsynced
+from indexd.output import RecoveryScope, Unsynced
 from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, SegmentMark, SparseMark, index_name
 from indexd.sparse.service import GrowingSegment
 from indexd.storage.disk import Disk
@@ -148,11 +148,9 @@ class QueueFindings:
         self.findings, self.left_out = Findings(), list[str]()
         self._root, self._end = root, frontier.phy_offset
         part: QueuesMark = frontier.outputs[self.name]
-        bounds = LogBounds(frontier.begin_offset, frontier.phy_offset, frontier.segment_size, 0)
-        marks = part._replace(queues=sound_marks(part, bounds))
         # Of each queue, what it holds of messages before ``begin`` is not asked.
-        held, _ = kept_queues(disk, root, marks, RecoveryScope(begin, begin, begin, is_unclean=False))
-        self._queues = QueueComparison(disk, root, part.limit or config.outputs.queues_max, held, marks)
+        held, _ = kept_queues(disk, root, part, RecoveryScope(begin, begin, begin, is_unclean=False))
+        self._queues = QueueComparison(disk, root, part.limit or config.outputs.queues_max, held, part)
 
     def take(self, batch: DispatchBatch) -> None:
         """The next range of the log."""

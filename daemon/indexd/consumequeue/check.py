@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.consumequeue.format import (
     UNIT_SIZE,
     QueueMark,
@@ -25,7 +24,7 @@ from indexd.consumequeue.format import (
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
-from indexd.output import CheckScope, LogBounds, OutputRecovery, RecoveryScope, find_nonzero
+from indexd.output import CheckScope, OutputRecovery, RecoveryScope, find_nonzero
 from indexd.storage.disk import Disk, DiskFile
 
 #: A unit as it lies in a file.
@@ -75,9 +74,9 @@ class _Units:
 
 
 def check_queues(disk: Disk, directory: Path, held: QueuesMark, scope: CheckScope) -> Findings:
-    """Everything that does not hold; queues whose marks cannot be are left out."""
-    findings, file_size, marks = Findings(), held.file_size, sound_marks(held, scope.bounds)
-    for mark in marks:
+    """Everything that does not hold."""
+    findings, file_size = Findings(), held.file_size
+    for mark in held.queues:
         name, before, units = f"consumequeue/{mark.topic}/{mark.queue_id}", len(findings), _Units(mark.min_offset)
         folder = queue_directory(directory, mark.topic, mark.queue_id)
         for first in range(mark.first_offset, mark.max_offset, file_size // UNIT_SIZE):
@@ -90,8 +89,8 @@ def check_queues(disk: Disk, directory: Path, held: QueuesMark, scope: CheckScop
             text = f"the newest message ends at {units.end}, not at {mark.max_phy_offset} as the frontier says"
             findings.add(name, 0, "queue-end", text)
     # A daemon that runs or died may have made files that the marks do not name yet.
-    if scope.is_complete and len(marks) == len(held.queues):
-        for path in unnamed_files(directory, file_size, marks, queue_folders(disk, directory)):
+    if scope.is_complete:
+        for path in unnamed_files(directory, file_size, held.queues, queue_folders(disk, directory)):
             text = "the frontier does not name it, and no daemon runs"
             findings.add(f"consumequeue/{path.relative_to(directory)}", 0, "file-unnamed", text)
     return findings
@@ -130,43 +129,6 @@ def _check_file(
         findings.add(name, at, "behind-last-unit", text)
 
 
-def sound_marks(held: QueuesMark, bounds: LogBounds | None = None) -> tuple[QueueMark, ...]:
-    """The queues whose marks can be: only of those are there files to be looked at."""
-    if not _is_file_size(held.file_size):
-        return ()
-    return tuple({mark[:2]: mark for mark in held.queues if _can_be(mark, held.file_size, bounds)}.values())
-
-
-def check_queue_marks(held: QueuesMark, bounds: LogBounds) -> list[str]:
-    """What no builder writes: numbers that contradict each other, more messages than the log can have had."""
-    found = [] if _is_file_size(held.file_size) else [f"queue files of {held.file_size} bytes"]
-    found += [
-        f"queue {mark.topic}/{mark.queue_id}: {mark[2:]} is nothing that a queue can be"
-        for mark in held.queues
-        if not _can_be(mark, held.file_size, bounds)
-    ]
-    if len({mark[:2] for mark in held.queues}) < len(held.queues):
-        found.append("a queue is named twice")
-    return found
-
-
-def _is_file_size(size: int) -> bool:
-    return 0 < size < 1 << 31 and size % UNIT_SIZE == 0
-
-
-def _can_be(mark: QueueMark, file_size: int, bounds: LogBounds | None) -> bool:
-    # Blank or expired units only in its oldest file. Where the disk refused in the middle of a drain, its units may
-    # reach behind the frontier's physical offset.
-    units, messages = max(file_size // UNIT_SIZE, 1), mark.max_offset - mark.min_offset
-    return (
-        0 <= mark.first_offset <= mark.min_offset <= mark.max_offset
-        and mark.first_offset % units == 0
-        and mark.min_offset - mark.first_offset <= units
-        and 0 <= mark.begin_offset <= mark.max_offset
-        and (bounds is None or messages * FRAME_SIZE_MIN <= bounds.phy_offset + bounds.segment_size)
-    )
-
-
 def recover_queues(
     disk: Disk, directory: Path, held: QueuesMark | None, file_size: int, scope: RecoveryScope, queues_max: int
 ) -> OutputRecovery[QueuesMark]:
@@ -175,123 +137,110 @@ def recover_queues(
     The marks that are kept are in the order of those that were given. Queues that have lost nothing pass over what
     they have when the log is read again for others.
     """
-    limit, refill_from = None, scope.believed
-    if held is not None and held.limit is not None and not scope.is_forced and queues_max <= held.limit:
-        limit = held.limit
-    elif held is None or held.limit is not None:
-        refill_from = min(refill_from, scope.log_begin)  # there is room now for queues that were left out
-    keeping = _Keeping(disk, directory, held or QueuesMark(file_size), scope)
-    refill_from = scope.log_begin if keeping.is_lost else max(refill_from, scope.log_begin)
+    # There may be room now for queues that were left out.
+    has_room = held is None or (held.limit is not None and (scope.is_forced or queues_max > held.limit))
+    limit = None if held is None or has_room else held.limit
+    held, is_anew = held or QueuesMark(file_size), has_room
+    found, kept, reasons = queue_folders(disk, directory), list[QueueMark](), list[str]()
+    cut: list[tuple[Path, int, int]] = []
+    marks = held.queues
+    if marks and scope.believed < scope.log_begin:
+        reasons.append(f"the log begins at {scope.log_begin}, behind all that the queues hold: they begin anew")
+        marks = ()
+    for mark in marks:
+        folder = queue_directory(directory, mark.topic, mark.queue_id)
+        sizes = found.get(folder, {})
+        reason = _fault(disk, directory, mark, sizes, held.file_size, is_unclean=scope.is_unclean)
+        if reason is not None:
+            reasons.append(f"ConsumeQueue {mark.topic}/{mark.queue_id}: {reason}")
+            is_anew |= mark.max_phy_offset > scope.log_begin  # else all of it has expired
+        elif (left := _before(disk, directory, mark, held.file_size, scope)) is not None:
+            kept.append(left)
+            cut += _cut(folder, left, mark, sizes, held.file_size, scope)
+    if (more := len(reasons) - _REASONS_MAX) > 0:
+        reasons[_REASONS_MAX:] = [f"{more} more queues that are not whole"]
+    refill_from = scope.log_begin if is_anew else max(scope.believed, scope.log_begin)
     # What no mark names: files, then folders, each after what is in it.
-    found = queue_folders(disk, directory)
-    named = {queue_directory(directory, mark.topic, mark.queue_id) for mark in keeping.kept}
+    named = {queue_directory(directory, mark.topic, mark.queue_id) for mark in kept}
     queues = [folder for folder in found if folder not in named]
     topics = {folder.parent for folder in queues} - {folder.parent for folder in named}
     return OutputRecovery(
-        QueuesMark(file_size, tuple(keeping.kept), limit),
+        QueuesMark(file_size, tuple(kept), limit),
         refill_from if refill_from < scope.phy_offset else None,
-        tuple(unnamed_files(directory, file_size, keeping.kept, found)),
+        tuple(unnamed_files(directory, file_size, kept, found)),
         (*queues, *sorted(topics)),
-        tuple(keeping.cut),
-        keeping.reasons,
+        tuple(cut),
+        tuple(reasons),
     )
 
 
 def kept_queues(disk: Disk, directory: Path, held: QueuesMark, scope: RecoveryScope) -> tuple[QueuesMark, bool]:
     """What ``held`` has of messages before ``scope.believed``, and whether all files for that are there."""
-    keeping = _Keeping(disk, directory, held, scope)
-    is_whole = not keeping.is_lost or scope.log_begin >= scope.believed
-    return held._replace(queues=tuple(keeping.kept)), is_whole
+    recovery = recover_queues(disk, directory, held, held.file_size, scope, 0)
+    return held._replace(queues=recovery.held.queues), recovery.refill_from is None
 
 
-class _Keeping:
-    # Mark by mark, what of it is kept; files that are cut; whether the log has to be read again, from its begin, and
-    # the first reasons for that.
-    def __init__(self, disk: Disk, root: Path, held: QueuesMark, scope: RecoveryScope) -> None:
-        self._disk, self._root, self._file_size, self._scope = disk, root, held.file_size, scope
-        self._file_units = held.file_size // UNIT_SIZE
-        self.kept: list[QueueMark] = []
-        self.cut: list[tuple[Path, int, int]] = []
-        self.is_lost, reasons = False, list[str]()
-        if held.queues and scope.believed < scope.log_begin:
-            text = f"the log begins at {scope.log_begin}, behind all that the queues hold: they begin anew"
-            self.reasons: tuple[str, ...] = (text,)
-            return
-        folders = queue_folders(disk, root)
-        for mark in held.queues:
-            sizes = folders.get(queue_directory(root, mark.topic, mark.queue_id), {})
-            reason = self._fault(mark, sizes)
-            if reason is not None:
-                reasons.append(f"ConsumeQueue {mark.topic}/{mark.queue_id}: {reason}")
-                self.is_lost |= mark.max_phy_offset > scope.log_begin  # else all of it has expired
-            elif (kept := self._before(mark)) is not None:
-                self.kept.append(kept)
-                self._cut(kept, mark, sizes)
-        if (more := len(reasons) - _REASONS_MAX) > 0:
-            reasons[_REASONS_MAX:] = [f"{more} more queues that are not whole"]
-        self.reasons = tuple(reasons)
+def _fault(
+    disk: Disk, root: Path, mark: QueueMark, sizes: dict[int, int], file_size: int, *, is_unclean: bool
+) -> str | None:
+    # Why the queue is not what its mark says; ``sizes``: bytes of its files, by the file's name.
+    first, end, units = mark.first_offset, mark.max_offset, file_size // UNIT_SIZE
+    is_possible = 0 <= first <= mark.min_offset <= end and first % units == 0
+    if not is_possible or (first == end and mark.begin_offset >= first):
+        return "its mark contradicts itself"
+    for begin in range(first, end, units):
+        name, size = file_name(begin * UNIT_SIZE), sizes.get(begin * UNIT_SIZE)
+        if size is None:
+            return f"file {name} is missing"
+        least = min((end - begin) * UNIT_SIZE, file_size)
+        if not least <= size <= file_size or (size < file_size and end > begin + units):
+            return f"file {name} has {size} bytes, not {file_size}"
+        if size < file_size:
+            # One that a broken-off recovery left shorter has all its units; one that somebody cut has a hole.
+            with disk.open_read(queue_directory(root, mark.topic, mark.queue_id) / name) as file:
+                kinds, *_ = _Units(mark.min_offset).judge(file.pread((end - begin) * UNIT_SIZE, 0), begin)
+            if (kinds >= 0).any():
+                return f"file {name} was cut, and written on"
+    if is_unclean and end > first:
+        with ConsumeQueueReader.of_mark(disk, root, mark, file_size) as reader:
+            last = reader.unit(end - 1)
+        if last.phy_offset + last.size != mark.max_phy_offset or last.is_blank:
+            return f"unit {end - 1} is not the one that was written"
+    return None
 
-    def _fault(self, mark: QueueMark, sizes: dict[int, int]) -> str | None:
-        # Why the queue is not what its mark says; ``sizes``: bytes of its files, by the file's name.
-        first, end = mark.first_offset, mark.max_offset
-        if not _can_be(mark, self._file_size, None) or (first == end and mark.begin_offset >= first):
-            return "its mark contradicts itself"
-        for begin in range(first, end, self._file_units):
-            name, size = file_name(begin * UNIT_SIZE), sizes.get(begin * UNIT_SIZE)
-            if size is None:
-                return f"file {name} is missing"
-            least = min((end - begin) * UNIT_SIZE, self._file_size)
-            if not least <= size <= self._file_size or (size < self._file_size and end > begin + self._file_units):
-                return f"file {name} has {size} bytes, not {self._file_size}"
-            if size < self._file_size:
-                # One that a broken-off recovery left shorter has all its units; one that somebody cut has a hole.
-                with self._disk.open_read(self._path(mark, begin)) as file:
-                    kinds, *_ = _Units(mark.min_offset).judge(file.pread((end - begin) * UNIT_SIZE, 0), begin)
-                if (kinds >= 0).any():
-                    return f"file {name} was cut, and written on"
-        if self._scope.is_unclean and end > first:
-            with self._reader(mark) as reader:
-                last = reader.unit(end - 1)
-            if last.phy_offset + last.size != mark.max_phy_offset or last.is_blank:
-                return f"unit {end - 1} is not the one that was written"
+
+def _before(disk: Disk, root: Path, mark: QueueMark, file_size: int, scope: RecoveryScope) -> QueueMark | None:
+    # The queue with the units of what is believed; None if there never was a message among them.
+    if mark.max_phy_offset <= scope.believed:
+        return mark
+    first = mark.first_offset
+    with ConsumeQueueReader.of_mark(disk, root, mark._replace(min_offset=first), file_size) as reader:
+        # They rise, but for blank ones, which come first and say 0.
+        reader.correct_min_offset(scope.believed)
+        end = reader.min_offset
+        last = reader.unit(end - 1) if end > first else None
+    if last is None:
+        # Where messages that have expired stood before, what comes next goes on behind them.
+        expired = mark._replace(min_offset=first, max_offset=first, max_phy_offset=scope.log_begin, moved_from=-1)
+        return expired if mark.begin_offset < first else None
+    if last.is_blank or not last.is_valid:
         return None
+    end_phy_offset = last.phy_offset + last.size
+    return mark._replace(
+        min_offset=min(mark.min_offset, end),
+        max_offset=end,
+        max_phy_offset=end_phy_offset,
+        moved_from=mark.moved_from if mark.moved_from < end_phy_offset else -1,
+    )
 
-    def _before(self, mark: QueueMark) -> QueueMark | None:
-        # The queue with the units of what is believed; None if there never was a message among them.
-        if mark.max_phy_offset <= self._scope.believed:
-            return mark
-        with self._reader(mark._replace(min_offset=mark.first_offset)) as reader:
-            # They rise, but for blank ones, which come first and say 0.
-            reader.correct_min_offset(self._scope.believed)
-            end = reader.min_offset
-            last = reader.unit(end - 1) if end > mark.first_offset else None
-        if last is None:
-            if mark.begin_offset >= mark.first_offset:
-                return None
-            # Messages that have expired stood before: what comes next goes on behind them.
-            first, log_begin = mark.first_offset, self._scope.log_begin
-            return mark._replace(min_offset=first, max_offset=first, max_phy_offset=log_begin, moved_from=-1)
-        if last.is_blank or not last.is_valid:
-            return None
-        end_phy_offset = last.phy_offset + last.size
-        return mark._replace(
-            min_offset=min(mark.min_offset, end),
-            max_offset=end,
-            max_phy_offset=end_phy_offset,
-            moved_from=mark.moved_from if mark.moved_from < end_phy_offset else -1,
-        )
 
-    def _cut(self, kept: QueueMark, mark: QueueMark, sizes: dict[int, int]) -> None:
-        # Also where nothing is taken back: a drain that was broken off may have left units behind it.
-        begin = (kept.max_offset - 1) // self._file_units * self._file_units
-        size = (kept.max_offset - begin) * UNIT_SIZE
-        if kept.max_offset > kept.first_offset and size < self._file_size:
-            is_short = sizes[begin * UNIT_SIZE] < self._file_size
-            if self._scope.is_unclean or kept.max_offset < mark.max_offset or is_short:
-                self.cut.append((self._path(kept, begin), size, self._file_size))
-
-    def _reader(self, mark: QueueMark) -> ConsumeQueueReader:
-        return ConsumeQueueReader.of_mark(self._disk, self._root, mark, self._file_size)
-
-    def _path(self, mark: QueueMark, begin: int) -> Path:
-        return queue_directory(self._root, mark.topic, mark.queue_id) / file_name(begin * UNIT_SIZE)
+def _cut(
+    folder: Path, kept: QueueMark, mark: QueueMark, sizes: dict[int, int], file_size: int, scope: RecoveryScope
+) -> list[tuple[Path, int, int]]:
+    # Also where nothing is taken back: a drain that was broken off may have left units behind it.
+    begin = (kept.max_offset - 1) * UNIT_SIZE // file_size * file_size
+    size = kept.max_offset * UNIT_SIZE - begin
+    if kept.max_offset <= kept.first_offset or size >= file_size:
+        return []
+    is_changed = scope.is_unclean or kept.max_offset < mark.max_offset or sizes[begin] < file_size
+    return [(folder / file_name(begin), size, file_size)] if is_changed else []

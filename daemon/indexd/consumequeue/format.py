@@ -31,15 +31,12 @@ from indexd.storage.disk import Disk
 UNIT_SIZE = 20
 UNIT = struct.Struct(">qiq")
 BLANK_UNIT = UNIT.pack(0, 2147483647, 0)
-FILE_DIGITS = 20
 #: A tags code of this and below is an address in the broker's ConsumeQueueExt, never written by indexd.
 EXT_ADDRESS_MAX = -2147483649
 #: sysFlag of a message that holds a batch: its topic's queues are BatchConsumeQueues, which are not built.
 FLAG_INNER_BATCH = 0x80
 #: The last unit that a file's name and 64 bits can place, with room for a whole file behind it.
 OFFSET_MAX = (1 << 62) // UNIT_SIZE
-_NAME_SIZE_MAX = 255
-_ID_DIGITS_MAX = 10
 
 
 class Unit(NamedTuple):
@@ -101,8 +98,8 @@ class QueuesMark(NamedTuple):
     def from_json(cls, row: Any) -> QueuesMark:
         """The opposite; ValueError, TypeError or KeyError for what ``to_json`` does not make."""
         size, limit = int(row["fileSize"]), row.get("queuesMax")
-        if size <= 0 or size % UNIT_SIZE:
-            raise ValueError(f"queue files of {size} bytes hold no whole number of units")
+        if not 0 < size < 1 << 31 or size % UNIT_SIZE:
+            raise ValueError(f"queue files of {size} bytes are none, or hold no whole number of units")
         marks = tuple(QueueMark(str(topic), *(int(number) for number in numbers)) for topic, *numbers in row["queues"])
         if not all(is_topic_name(mark.topic) and all(abs(number) < 1 << 63 for number in mark[1:]) for mark in marks):
             raise ValueError("a queue of no possible topic, or a number of more than 64 bits")
@@ -111,12 +108,12 @@ class QueuesMark(NamedTuple):
 
 def file_name(offset: int) -> str:
     """The name of the file whose first byte is byte ``offset`` of the queue."""
-    return f"{offset:0{FILE_DIGITS}d}"
+    return f"{offset:020d}"
 
 
 def file_offset(name: str) -> int | None:
     """The opposite; None if that is no file of a queue."""
-    return int(name) if len(name) == FILE_DIGITS and name.isascii() and name.isdecimal() else None
+    return int(name) if len(name) == 20 and name.isascii() and name.isdecimal() else None
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
@@ -127,7 +124,7 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 def queue_id_of(name: str) -> int | None:
     """The queue id that a queue's folder is named after; None if that is no queue's folder."""
     digits = name.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _ID_DIGITS_MAX or str(int(name)) != name:
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 10 or str(int(name)) != name:
         return None
     return int(name)
 
@@ -139,7 +136,7 @@ def is_topic_name(topic: str) -> bool:
         and "/" not in topic
         and "\0" not in topic
         and not any("\ud800" <= c <= "\udfff" for c in topic)
-        and len(topic.encode("utf-8")) <= _NAME_SIZE_MAX
+        and len(topic.encode("utf-8")) <= 255
     )
 
 

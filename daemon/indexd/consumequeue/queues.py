@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
+from indexd.commitlog.batcher import DispatchBatch, TopicTable
 from indexd.commitlog.decoder import decode_utf8
 from indexd.consumequeue.format import OFFSET_MAX, QueueMark, is_topic_name, queue_directory
-from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, add_queues, group_units, put_units
+from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, add_queues
 
 _QUEUES_FIRST = 64
 _LOW_32 = 0xFFFFFFFF
@@ -38,10 +38,9 @@ class Queues:
         self.keys = np.zeros(_QUEUES_FIRST, dtype=np.uint64)
         self.table_keys = np.zeros(4 * _QUEUES_FIRST, dtype=np.uint64)
         self.table_slots = np.zeros(4 * _QUEUES_FIRST, dtype=np.int32)
-        #: Slots of queues that are not as they were marked last.
-        self.changed: set[int] = set()
+        # As they were marked last, and the numbers of that.
         self._marks: list[QueueMark] = []
-        self._moved = np.empty(0, dtype=np.int64)
+        self._marked = np.empty((0, 6), dtype=np.int64)
         self._numbers: dict[str, int] = {}
         # A reader's table grows and is replaced by a bigger one; several readers have one each.
         self._numbers_of: weakref.WeakKeyDictionary[TopicTable, NDArray[np.int32]] = weakref.WeakKeyDictionary()
@@ -73,14 +72,13 @@ class Queues:
 
     def marks(self) -> tuple[QueueMark, ...]:
         """What holds of each queue, of which nothing is pending. There are thousands: only what changed is marked."""
-        # That a queue has moved may be noted of a message that gets no unit.
-        old, self._moved = self._moved, self.state[: len(self), MOVED_FROM].copy()
-        slots = sorted({*self.changed, *np.flatnonzero(self._moved[: len(old)] != old).tolist()})
-        places, state = self.places[slots], self.state[slots]
+        places, state, old = self.places[: len(self)], self.state[: len(self)], self._marked
         columns = places[:, [FIRST, MIN]], state[:, [NEXT, MAX_PHY_OFFSET]], places[:, [BEGIN]], state[:, [MOVED_FROM]]
-        for slot, row in zip(slots, np.concatenate(columns, axis=1).tolist(), strict=True):
-            self._marks[slot : slot + 1] = [QueueMark(*self.names[slot], *row)]
-        self.changed.clear()
+        self._marked = np.concatenate(columns, axis=1)
+        is_changed = np.ones(len(self), dtype=np.bool_)
+        is_changed[: len(old)] = (self._marked[: len(old)] != old).any(axis=1)
+        for slot in np.flatnonzero(is_changed).tolist():
+            self._marks[slot : slot + 1] = [QueueMark(*self.names[slot], *self._marked[slot].tolist())]
         return tuple(self._marks)
 
     def numbers(self, batch: DispatchBatch) -> NDArray[np.int32]:
@@ -108,20 +106,8 @@ class Queues:
             self.table_keys = np.zeros(4 * len(self.keys), dtype=np.uint64)
             self.table_slots = np.zeros(4 * len(self.keys), dtype=np.int32)
             add_queues(self.keys, 0, slot, self.table_keys, self.table_slots)
-        self.changed.add(slot)
         self.names.append(name)
         self.directories.append(queue_directory(self.root, *name))
         self.places[slot], self.state[slot] = places, state
         self.keys[slot] = self._number(name[0]) << 32 | (name[1] & _LOW_32)
         add_queues(self.keys, slot, slot + 1, self.table_keys, self.table_slots)
-
-
-def load_kernels() -> None:
-    """Have putMessagePositionInfo compiled, or loaded from where it is kept."""
-    queues = Queues(Path(), 1, 1)
-    queues.begin("T", 0, 0, 0)
-    units, slots = np.empty((1, 5), dtype=np.uint32), np.empty(1, dtype=np.int32)
-    used, counts = np.zeros(2, dtype=np.int64), np.zeros(6, dtype=np.int64)
-    keys, table, state = queues.table_keys, queues.table_slots, queues.state
-    put_units(make_columns(1, 1), 0, 0, slots, keys, table, False, state, units, slots, used, slots, counts)
-    group_units(units, slots, used, slots, state, units, counts)

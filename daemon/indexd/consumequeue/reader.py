@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from pathlib import Path
 
+from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, file_offset, queue_directory
-from indexd.errors import CorruptDataError, DiskError, MissingOk
+from indexd.errors import CorruptDataError, MissingOk
 from indexd.storage.disk import Disk, DiskFile
 
 # Units that one read brings at most: 1 MiB.
@@ -36,8 +37,7 @@ class ConsumeQueueReader:
         self.topic, self.queue_id = topic, queue_id
         self.file_units = file_size // UNIT_SIZE
         self.first_offset, self.min_offset, self.max_offset = bounds
-        self._disk = disk
-        self._directory = queue_directory(root, topic, queue_id)
+        self._disk, self._directory = disk, queue_directory(root, topic, queue_id)
         # The file that was read last, and its first unit.
         self._file: DiskFile | None = None
         self._begin = -1
@@ -85,10 +85,7 @@ class ConsumeQueueReader:
 
     def unit(self, offset: int) -> Unit:
         """The unit of a message's queue offset; CorruptDataError if nothing was written there."""
-        data = self._read(offset, 1)
-        if len(data) < UNIT_SIZE:
-            raise self._missing(offset)
-        return Unit(*UNIT.unpack(data))
+        return self._units(offset, 1)[0]
 
     def get(self, first: int, count: int) -> list[Unit]:
         """Units from ``first`` on, at most ``count`` and none behind ``max_offset``; 1 MiB at most at a time.
@@ -96,13 +93,7 @@ class ConsumeQueueReader:
         ``first`` below ``min_offset`` is taken as ``min_offset``.
         """
         first = max(first, self.min_offset)
-        count = min(count, self.max_offset - first, _UNITS_PER_READ)
-        if count <= 0:
-            return []
-        data = self._read(first, count)
-        if len(data) < count * UNIT_SIZE:
-            raise self._missing(first + len(data) // UNIT_SIZE)
-        return [Unit(*row) for row in UNIT.iter_unpack(data)]
+        return self._units(first, max(min(count, self.max_offset - first, _UNITS_PER_READ), 0))
 
     def correct_min_offset(self, min_phy_offset: int) -> None:
         """Raise ``min_offset`` to the first unit whose message does not stand before ``min_phy_offset`` (spec 5.5)."""
@@ -130,24 +121,22 @@ class ConsumeQueueReader:
             unit = self._peek(offset)
             return unit is not None and unit.size > 0 and unit.phy_offset < published
 
-        low = self.max_offset
-        if not is_there(low):
-            return
-        step = 1
-        while is_there(low + step):
-            low += step
-            step *= 2
-        self.max_offset = low + 1 + bisect_left(range(low + 1, low + step), True, key=lambda q: not is_there(q))
+        if is_there(self.max_offset):
+            units = range(self.max_offset + 1, self.max_offset + 2 + published // FRAME_SIZE_MIN)
+            self.max_offset = units.start + bisect_left(units, True, key=lambda offset: not is_there(offset))
 
     def _peek(self, offset: int) -> Unit | None:
-        try:
+        data = b""
+        with MissingOk():
             data = self._read(offset, 1)
-        except DiskError as error:
-            self.close()
-            if not error.is_missing:
-                raise
-            return None
         return Unit(*UNIT.unpack(data)) if len(data) == UNIT_SIZE else None
+
+    def _units(self, first: int, count: int) -> list[Unit]:
+        data = self._read(first, count)
+        if len(data) < count * UNIT_SIZE:
+            missing = first + len(data) // UNIT_SIZE
+            raise CorruptDataError(f"queue {self._directory} has no unit {missing}, but units up to {self.max_offset}")
+        return [Unit(*row) for row in UNIT.iter_unpack(data)]
 
     def _read(self, first: int, count: int) -> bytes:
         # Fewer bytes than asked where a file is shorter than it should be.
@@ -167,6 +156,3 @@ class ConsumeQueueReader:
             self.close()
             self._file, self._begin = self._disk.open_read(self._directory / file_name(begin * UNIT_SIZE)), begin
         return self._file
-
-    def _missing(self, offset: int) -> CorruptDataError:
-        return CorruptDataError(f"queue {self._directory} has no unit {offset}, but units up to {self.max_offset}")

@@ -9,25 +9,23 @@ ConsumeQueueExt is off in a broker unless it is asked for, and is not built eith
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
-from indexd.consumequeue.check import check_queue_marks, check_queues, recover_queues, sound_marks
+from indexd.consumequeue.check import check_queues, recover_queues
 from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueuesMark, file_name
 from indexd.consumequeue.kernel import LEFT_OUT, MAX_PHY_OFFSET, MOVED_FROM, NEW_QUEUE, group_units, put_units
-from indexd.consumequeue.queues import FIRST, MIN, MIN_PHY, WRITTEN, Queues, load_kernels
+from indexd.consumequeue.queues import FIRST, MIN, MIN_PHY, WRITTEN, Queues
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import DiskError
 from indexd.findings import Findings
-from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, Unsynced
-from indexd.storage.disk import Disk, DiskFile
+from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, RecoveryScope, Row, Unsynced
+from indexd.storage.disk import Disk
 
 if TYPE_CHECKING:
     from indexd.storage.disk import Buffer
@@ -45,7 +43,9 @@ class QueueFiles:
     def write(self, directory: Path, offset: int, units: Buffer) -> None:
         """Write whole units, all of one file, at unit ``offset`` of the queue; a file that begins there is made."""
         path, position = self.path(directory, offset), offset * UNIT_SIZE % self._file_size
-        with self._made(path) if position == 0 else self._disk.open_write(path) as file:
+        if position == 0:
+            self._make(path)
+        with self._disk.open_write(path) as file:
             file.pwrite(units, position)
         self._unsynced.add(path)
 
@@ -53,7 +53,7 @@ class QueueFiles:
         """The file that holds unit ``offset`` of the queue in ``directory``."""
         return directory / file_name(offset * UNIT_SIZE // self._file_size * self._file_size)
 
-    def _made(self, path: Path) -> DiskFile:
+    def _make(self, path: Path) -> None:
         # Thousands of queues may appear at once: their directories are synced by the next flush, together. That goes
         # for those that are there already, too: whoever made them may have died before.
         self._disk.make_dir(path.parent, durable=False)
@@ -61,22 +61,16 @@ class QueueFiles:
             self._unsynced.add_directory(directory)
         # Left of an attempt that failed, it holds nothing.
         file, _ = self._disk.open_or_create(path)
-        try:
+        with file:
             file.truncate(0)
             file.truncate(self._file_size)
-        except DiskError:
-            file.close()
-            raise
-        return file
 
 
 _MOVED_SHOWN = 1000
-#: What becomes of messages, in the order of the kernel's counters.
-_COUNTED = ("units", "repeats", "gaps", "batch_messages", "nameless", "left_out")
 # Units that are collected before they are written: 5 MiB, or more if there are many queues, so that an open and a
 # write are worth it. The memory of the longest buffers is the system's until it is used.
 UNITS_PER_WRITE = 1 << 18
-_UNITS_A_QUEUE = 128
+UNITS_A_QUEUE = 128
 _UNITS_MAX = 1 << 20
 
 
@@ -101,13 +95,13 @@ class ConsumeQueueStore(Output[QueuesMark]):
         self._slots = np.empty(_UNITS_MAX, dtype=np.int32)
         self._touched = np.empty(_UNITS_MAX, dtype=np.int32)
         self._used = np.zeros(2, dtype=np.int64)
-        self._counts = np.zeros(len(_COUNTED), dtype=np.int64)
+        #: What has become of the messages, by the places of the kernel.
+        self._counts = np.zeros(6, dtype=np.int64)
         # (slot, first and last row of ``grouped``) of what was sorted and not written, the next one last.
         self._runs: list[tuple[int, int, int]] = []
         # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int] | None = None
         self._unreported: list[str] = []
-        self._messages = 0
         self._limit: int | None = None
 
     @classmethod
@@ -120,18 +114,13 @@ class ConsumeQueueStore(Output[QueuesMark]):
         """Whether the configuration asks for it."""
         return config.outputs.consume_queue
 
-    load_kernels = staticmethod(load_kernels)
-
-    @property
-    def counters(self) -> Counter[str]:
-        """What has been done so far: ``messages`` that were given, and what they came to, one of these each.
-
-        ``units`` were written, ``gaps`` of them behind a queue offset that never came. The others got none: ``repeats``
-        were there already, ``batch_messages`` belong to a BatchConsumeQueue, ``nameless`` to a topic that no folder can
-        be named after, ``left_out`` to a queue beyond ``queues_max``. What is no message yet, or was rolled back, is in
-        none.
-        """
-        return Counter(messages=self._messages, **dict(zip(_COUNTED, self._counts.tolist(), strict=True)))
+    @staticmethod
+    def load_kernels() -> None:
+        """Have putMessagePositionInfo compiled, or loaded from where it is kept."""
+        store = ConsumeQueueStore(Disk(), Path(), UNIT_SIZE, 2)
+        store._queues.begin("T", 0, 0, 0)
+        store.build(DispatchBatch(make_columns(1, 1), 0, 0, 0, TopicTable()))
+        store.publish()
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -166,7 +155,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
             row = self._interrupted[1]
         numbers = queues.numbers(batch)
         while True:
-            room = max(UNITS_PER_WRITE, min(_UNITS_A_QUEUE * len(queues), _UNITS_MAX))
+            room = max(UNITS_PER_WRITE, min(UNITS_A_QUEUE * len(queues), _UNITS_MAX))
             status, row = put_units(
                 batch.columns, batch.rows, row, numbers, queues.table_keys, queues.table_slots, queues.is_closed,
                 queues.state, self._units[:room], self._slots, self._used, self._touched, self._counts,
@@ -174,12 +163,15 @@ class ConsumeQueueStore(Output[QueuesMark]):
             if row == batch.rows:
                 break
             if status == NEW_QUEUE:
-                row += not self._begin_queue(batch, int(row))
+                columns, topic = batch.columns, batch.topics.raw_name(int(batch.columns.topic_id[row]))
+                place = (int(c[row]) for c in (columns.queue_id, columns.queue_offset, columns.phy_offset))
+                is_left_out = not queues.begin(decode_utf8(topic), *place)
+                self._counts[LEFT_OUT] += is_left_out
+                row += is_left_out
                 continue
             self._interrupted = (batch, int(row))
             self.publish()
         self._interrupted = None
-        self._messages += batch.rows
         if queues.is_closed and self._counts[LEFT_OUT]:
             self._limit = len(queues)
 
@@ -226,7 +218,6 @@ class ConsumeQueueStore(Output[QueuesMark]):
         # The last file stays, whatever is in it.
         first = min(minimum, end - 1) // self._file_units * self._file_units
         queues.places[slot, [FIRST, MIN, MIN_PHY]] = first, minimum, phy_offset
-        queues.changed.add(slot)
         return [self._files.path(queues.directories[slot], at) for at in range(old, first, self._file_units)]
 
     def begin_anew(self) -> None:
@@ -255,13 +246,9 @@ class ConsumeQueueStore(Output[QueuesMark]):
         """Every unit of every queue; nothing else there."""
         return check_queues(self._disk, self.directory, held, scope)
 
-    def check_mark(self, held: QueuesMark, bounds: LogBounds) -> list[str]:
-        """Each queue's numbers."""
-        return check_queue_marks(held, bounds)
-
     def parts(self, held: QueuesMark) -> list[tuple[tuple[str, int], QueuesMark]]:
         """Each queue."""
-        return [(mark[:2], held._replace(queues=(mark,))) for mark in sound_marks(held)]
+        return [(mark[:2], held._replace(queues=(mark,))) for mark in held.queues]
 
     def totals(self, held: QueuesMark) -> Row:
         """A queue has as many files as its units take."""
@@ -274,41 +261,28 @@ class ConsumeQueueStore(Output[QueuesMark]):
         }
 
     def figures(self) -> Row:
-        """Units, and the messages that got none, by why."""
-        counters, moved = self.counters, self._queues.state[: len(self), MOVED_FROM]
+        """Units, ``gaps`` of them behind a queue offset that never came; the messages that got none, by why."""
+        moved, (units, repeats, gaps, batch, *left_out) = self._queues.state[: len(self), MOVED_FROM], self._counts
         slots = np.flatnonzero(moved >= 0)[:_MOVED_SHOWN].tolist()
         return {
             "consumeQueues": len(self),
-            "consumeQueueUnits": counters["units"],
-            "consumeQueueGaps": counters["gaps"],
+            "consumeQueueUnits": int(units),
+            "consumeQueueGaps": int(gaps),
             # Topic, queue id and from where on in the log.
             "consumeQueuesMoved": [(*self._queues.names[slot], int(moved[slot])) for slot in slots],
-            "consumeQueueRepeats": counters["repeats"],
-            "batchMessages": counters["batch_messages"],
-            "leftOutMessages": counters["nameless"] + counters["left_out"],
+            "consumeQueueRepeats": int(repeats),
+            "batchMessages": int(batch),
+            "leftOutMessages": int(sum(left_out)),
         }
 
     def left_out(self) -> dict[str, int]:
         """How many messages have no unit, by why."""
-        counters = self.counters
+        *_, batch, nameless, left_out = self._counts.tolist()
         return {
-            "its topic is no folder's name": counters["nameless"],
-            "queues_max is reached, or its queue offset is none that a file can hold": counters["left_out"],
-            "its topic has batch consume queues, which are not built": counters["batch_messages"],
+            "its topic is no folder's name": nameless,
+            "queues_max is reached, or its queue offset is none that a file can hold": left_out,
+            "its topic has batch consume queues, which are not built": batch,
         }
-
-    def _begin_queue(self, batch: DispatchBatch, row: int) -> bool:
-        # The row is the first one of a queue; False if it cannot have one.
-        columns = batch.columns
-        is_new = self._queues.begin(
-            decode_utf8(batch.topics.raw_name(int(columns.topic_id[row]))),
-            int(columns.queue_id[row]),
-            int(columns.queue_offset[row]),
-            int(columns.phy_offset[row]),
-        )
-        if not is_new:
-            self._counts[LEFT_OUT] += 1
-        return is_new
 
     def _write_runs(self) -> None:
         while self._runs:
@@ -329,4 +303,3 @@ class ConsumeQueueStore(Output[QueuesMark]):
             self._expired.pop(self._files.path(directory, offset), None)  # of the same name, and made anew
         self._files.write(directory, offset, units.data)
         self._queues.places[slot, WRITTEN] = offset + len(units)
-        self._queues.changed.add(slot)

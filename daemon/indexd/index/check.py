@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
 from indexd.index.entries import WalkedEntries, read_slots, walk_entries
-from indexd.index.format import ENTRY_SIZE, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout, inherited
+from indexd.index.format import ENTRY_SIZE, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.index.kernel import (
     BEGIN_PHY_OFFSET,
     BEGIN_TIMESTAMP,
@@ -23,7 +23,7 @@ from indexd.index.kernel import (
     END_TIMESTAMP,
     USED_SLOT_COUNT,
 )
-from indexd.output import CheckScope, Condition, LogBounds, find_nonzero
+from indexd.output import CheckScope, Condition, find_nonzero
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import is_index_name
 
@@ -108,14 +108,12 @@ def check_file(
     if condition is not Condition.CUT_SHORT:
         check_slots(file, name, count, layout, condition, walked, findings)
     _check_header(file, name, mark, condition, walked, findings)
-    on_bytes(first)
+    on_bytes(layout.file_size - (walked.number - 1) * ENTRY_SIZE)
     # Entry 0 is never written; neither is what lies behind the last entry, unless somebody is or was building there.
     if any(file.pread(ENTRY_SIZE, first)):
         findings.add(name, first, "entry-0", "entry 0 is not zero, and is never written")
-    if condition is not Condition.AT_REST:
-        on_bytes(layout.file_size - layout.entry_position(count))
-        return findings
-    first, found = find_nonzero(file, layout.entry_position(count), layout.file_size, on_bytes)
+    is_at_rest = condition is Condition.AT_REST
+    first, found = find_nonzero(file, layout.entry_position(count), layout.file_size) if is_at_rest else (0, 0)
     if found:
         text = f"{found} bytes behind the last entry, {count - 1}, are not zero"
         findings.add(name, first, "behind-last-entry", text)
@@ -198,27 +196,4 @@ def check_index(
         for name, _ in disk.list_dir(directory):
             if is_index_name(name) and name not in named:
                 found.add(f"index/{name}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
-    return found
-
-
-def check_marks(marks: tuple[FileMark, ...], index_num: int, bounds: LogBounds) -> list[str]:
-    """What no builder writes of its files: offsets out of order, a file that does not go on where the last ended."""
-    found: list[str] = []
-    for before, mark in zip((None, *marks), marks, strict=False):
-        header = mark.header
-        begin, end, count = header.begin_phy_offset, header.end_phy_offset, header.index_count
-        # The last file may have come to its last entry, and is called full when another entry begins the next one.
-        is_count = 1 <= count <= max(index_num, 1) and not (mark.full and count < index_num)
-        is_covered = bounds.begin_offset <= begin <= end < bounds.phy_offset + bounds.slack
-        is_next = before is None or (before.full and begin >= max(before.header.end_phy_offset, 0))
-        wrong = {
-            "that is no index file's name": not is_index_name(mark.name),
-            f"index count {count} of {index_num}, {'full' if mark.full else 'not full'}": not is_count,
-            f"phy offsets {begin} to {end} outside what is covered": header.entries and not is_covered,
-            "it does not go on where a full file before it ends": header.entries and not is_next,
-            "empty, but its header is not what it inherits": before is not None
-            and header.entries == 0
-            and (not before.full or header != inherited(before.header)),
-        }
-        found += [f"index file {mark.name}: {text}" for text, is_wrong in wrong.items() if is_wrong]
     return found

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from indexd.index.kernel import BLOCK, swap, touch
+from indexd.commitlog.bytes_kernel import signed_32, swap
+from indexd.index.kernel import BLOCK, touch
 
 CODES = 9
 #: What an entry can break; the order is that of ``check.ENTRY_KINDS``.
@@ -30,12 +31,6 @@ USED_SLOT_COUNT, LAST_PHY_OFFSET, FOUND = range(3)
 
 _0, _1, _2, _3, _4 = (np.uint64(number) for number in range(5))
 _SIGN = np.uint32(0x80000000)
-
-
-@numba.njit(inline="always")
-def _signed(x):  # type: ignore[no-untyped-def]
-    # A uint32 as the int32 that it stands for.
-    return np.int64(x) - (np.int64(1) << np.int64(32) if x & _SIGN else np.int64(0))
 
 
 @numba.njit(nogil=True, error_model="numpy")
@@ -77,11 +72,11 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
     number = np.uint64(number)
     rows, hash_slot_num = np.uint64(len(entries)), np.uint32(len(slots))
     block, hashes = np.empty(BLOCK + 1, dtype=np.uint32), np.empty(BLOCK, dtype=np.uint32)
-    block_start = block_end = i = _0
+    block_start = block_end = _0
     last_phy, used = state[LAST_PHY_OFFSET], np.int64(0)
-    while i < rows:
+    for i in range(rows):
         if i >= block_end:
-            block_start = i
+            block_start = np.uint64(i)
             block_end = min(i + np.uint64(BLOCK), rows)
             for at in range(np.uint64(block_end - block_start)):
                 hashes[at] = swap(entries[block_start + np.uint64(at), _0])
@@ -97,21 +92,20 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
         else:
             last_phy = phy
         if time_diff & _SIGN:
-            _note(TIME_NEGATIVE, number, _signed(time_diff), np.int64(0), state, counts, found)
+            _note(TIME_NEGATIVE, number, signed_32(np.uint64(time_diff)), np.int64(0), state, counts, found)
         if key_hash & _SIGN:
             # It belongs to no slot, so nothing is known about its previous entry.
-            _note(HASH_NEGATIVE, number, _signed(key_hash), np.int64(0), state, counts, found)
+            _note(HASH_NEGATIVE, number, signed_32(np.uint64(key_hash)), np.int64(0), state, counts, found)
         else:
             slot = np.uint64(block[i - block_start])
             old = slots[slot]
             if entries[i, _4] != old:
-                previous = _signed(swap(entries[i, _4]))
+                previous = signed_32(np.uint64(swap(entries[i, _4])))
                 code = _previous_code(previous, number, index_num)
                 _note(code, number, previous, np.int64(swap(old)), state, counts, found)
             if old == np.uint32(0) or counts_every_put:
                 used += np.int64(1)
             slots[slot] = swap(np.uint32(number))
         number += _1
-        i += _1
     state[LAST_PHY_OFFSET] = last_phy
     state[USED_SLOT_COUNT] += used

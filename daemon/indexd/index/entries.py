@@ -52,11 +52,6 @@ def phy_offset_of(entry: NDArray[np.uint32]) -> int:
     return int.from_bytes(entry[1:3].tobytes(), "big", signed=True)
 
 
-def time_diff_of(entry: NDArray[np.uint32]) -> int:
-    """The time difference, s, of one row of ``read_entries``."""
-    return int.from_bytes(entry[3:4].tobytes(), "big", signed=True)
-
-
 @dataclass(slots=True)
 class WalkedEntries:
     """What the entries before ``number`` come to: the slots as they must be, numbers of the header, what is wrong.

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch, make_columns
+from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from indexd.config import Config
 from indexd.errors import DiskError
 from indexd.findings import Findings
-from indexd.index.check import check_index, check_marks
+from indexd.index.check import check_index
 from indexd.index.check_kernel import CODES, check_entries
 from indexd.index.entries import read_slots
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout, inherited
 from indexd.index.kernel import BUFFER_FULL, FILE_FULL, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, count_right, put_batch
-from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
+from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
 
@@ -80,13 +80,9 @@ class IndexFile:
     @classmethod
     def load(cls, disk: Disk, path: Path, layout: IndexLayout, mark: FileMark) -> IndexFile:
         """Open a file whose bytes are known to hold ``mark``: after a clean stop, or after recovery."""
-        file = disk.open_write(path)
-        try:
+        with disk.open_read(path) as file:
             slots = read_slots(file, layout)
-        except DiskError:
-            file.close()
-            raise
-        loaded = cls(path, file, layout, mark.header, slots)
+        loaded = cls(path, disk.open_write(path), layout, mark.header, slots)
         loaded._entries_crc = mark.entries_crc
         return loaded
 
@@ -157,19 +153,6 @@ class IndexFile:
         self.file.pwrite(data, position)
 
 
-def load_kernels() -> None:
-    """Have putKey and what recovery asks compiled, or loaded from where it is kept."""
-    columns = make_columns(1, 1)
-    columns.key_start[:] = 0
-    state = np.array(IndexHeader().values(), dtype=np.int64)
-    slots, pages, entries = np.zeros(1, np.uint32), np.zeros(1, np.uint8), np.zeros((1, 5), np.uint32)
-    put_batch(columns, 0, 0, -1, 0, False, slots, pages, entries, 2, state)
-    offsets, keys = columns.phy_offset, np.zeros(1, np.int64)
-    count_right(offsets, columns.store_timestamp, keys, columns.key_hash, 0, entries, np.ones(1, np.int32), 0, 0)
-    found = np.empty((1, 4), np.int64)
-    check_entries(entries[:0], 1, slots, False, 2, 0, 0, np.zeros(3, np.int64), np.zeros(CODES, np.int64), found)
-
-
 class IndexService(Output[tuple[FileMark, ...]]):
     """The key index: of all its files only the last is open. New files are named by ``names``, else by ``clock``."""
 
@@ -204,7 +187,16 @@ class IndexService(Output[tuple[FileMark, ...]]):
         layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
         return cls(disk, directory, layout, FLAVOURS[config.index.flavour])
 
-    load_kernels = staticmethod(load_kernels)
+    @staticmethod
+    def load_kernels() -> None:
+        """Have putKey and what recovery asks compiled, or loaded from where it is kept."""
+        columns, slots, numbers = make_columns(1, 1), np.zeros(1, np.uint32), np.zeros(CODES, np.int64)
+        columns.key_start[:] = 0
+        file = IndexFile(Path(), DiskFile(Path(), -1, Disk()), IndexLayout(1, 2), IndexHeader(), slots)
+        file.put_batch(DispatchBatch(columns, 0, 0, 0, TopicTable()), FLAVOURS["5.4"], 0, -1)
+        entries, keys = file._buffer, (numbers[:1], columns.key_hash)
+        count_right(columns.phy_offset, columns.store_timestamp, *keys, 0, entries, np.ones(1, np.int32), 0, 0)
+        check_entries(entries[:0], 1, slots, False, 2, 0, 0, numbers[:3], numbers, np.empty((1, 4), np.int64))
 
     @property
     def empty(self) -> tuple[FileMark, ...]:
@@ -294,10 +286,6 @@ class IndexService(Output[tuple[FileMark, ...]]):
     def check(self, held: tuple[FileMark, ...], scope: CheckScope) -> Findings:
         """Every file's header, entries and slots; nothing else there."""
         return check_index(self._disk, self.directory, held, self.layout, self.flavour, scope)
-
-    def check_mark(self, held: tuple[FileMark, ...], bounds: LogBounds) -> list[str]:
-        """Names, counts and offsets, each file going on where the one before ended."""
-        return check_marks(held, self.layout.index_num, bounds)
 
     def parts(self, held: tuple[FileMark, ...]) -> list[tuple[str, tuple[FileMark, ...]]]:
         """Each file."""

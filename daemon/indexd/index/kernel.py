@@ -7,13 +7,10 @@ Slots and entries are held as the bytes of the file: uint32 arrays of big-endian
 
 from __future__ import annotations
 
-import sys
-
 import numba
 import numpy as np
 
-if sys.byteorder != "little":  # the swaps below assume it, and every machine that runs RocketMQ has it
-    raise ImportError("indexd runs on little-endian machines only")
+from indexd.commitlog.bytes_kernel import swap
 
 DONE, FILE_FULL, BUFFER_FULL = range(3)
 
@@ -27,18 +24,6 @@ BLOCK = 128
 _PAGE_SHIFT = np.uint64(SLOTS_PER_PAGE_SHIFT)
 _0, _1, _2, _3 = (np.uint64(number) for number in range(4))
 _INT_MAX, _THOUSAND = np.int64(0x7FFFFFFF), np.int64(1000)
-
-
-@numba.njit(inline="always")
-def swap(x):  # type: ignore[no-untyped-def]
-    """A big-endian uint32 of the file as a number, or back."""
-    # Compiled, a shifted uint32 is a uint64 with more bits than it should have: cut it back.
-    return np.uint32(
-        (x >> np.uint32(24))
-        | ((x >> np.uint32(8)) & np.uint32(0xFF00))
-        | ((x << np.uint32(8)) & np.uint32(0xFF0000))
-        | (x << np.uint32(24))
-    )
 
 
 @numba.njit(inline="always")
@@ -61,13 +46,6 @@ def _keep_counts(state, count, used_slots):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _skips(phy, sys_flag, skip_mask, state):  # type: ignore[no-untyped-def]
-    # RocketMQ's skip rule, and the transaction types that the flavour leaves out (spec 4.2, steps 2 and 3).
-    transaction = np.int64(sys_flag) & np.int64(0xC)
-    return phy < state[3] or (skip_mask >> transaction) & np.int64(1) != np.int64(0)
-
-
-@numba.njit(inline="always")
 def _write_entry(entries, at, key_hash, phy, time_diff, swapped_old):  # type: ignore[no-untyped-def]
     entries[at, _0] = swap(key_hash)
     entries[at, _1] = swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
@@ -84,12 +62,10 @@ def touch(key_hashes, start, end, slots, hash_slot_num, block):  # type: ignore[
     in the cache. What is seen is stored, or it would not be read.
     """
     seen = np.uint32(0)
-    i = start
-    while i < end:
+    for i in range(start, end):
         slot = key_hashes[i] % hash_slot_num
         block[i - start] = slot
         seen |= slots[np.uint64(slot)]
-        i += _1
     block[np.uint64(BLOCK)] = seen
 
 
@@ -118,7 +94,9 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
             if count >= np.uint64(index_num):
                 _keep_counts(state, count, used_slots)
                 return FILE_FULL, row, key, written
-            if _skips(phy, sys_flags[row], skip_mask, state):
+            # The skip rule, and the transaction types that the flavour leaves out (spec 4.2, steps 2 and 3).
+            transaction = np.int64(sys_flags[row]) & np.int64(0xC)
+            if phy < state[3] or (skip_mask >> transaction) & np.int64(1) != np.int64(0):
                 row += _1
                 continue
             key = key_starts[row]
@@ -162,9 +140,9 @@ def count_right(phy_offsets, timestamps, rows, key_hashes, first, entries, numbe
     Of each key ``rows`` says which message has it. Time differences count from ``begin``; that of entry 1 from
     ``first_begin``, and is as it is if that is negative.
     """
-    keys, i, row, due = rows[first:], _0, np.int64(-1), np.uint32(0)
-    hashes = key_hashes[first:]
-    while i < np.uint64(min(len(entries), len(keys))):
+    keys, row, due = rows[first:], np.int64(-1), np.uint32(0)
+    hashes, count = key_hashes[first:], min(len(entries), len(keys))
+    for i in range(np.uint64(count)):
         if keys[i] != row:
             row = keys[i]
             phy_offset = np.uint64(phy_offsets[np.uint64(row)])
@@ -180,6 +158,5 @@ def count_right(phy_offsets, timestamps, rows, key_hashes, first, entries, numbe
             or swap(entries[i, _2]) != low
             or not is_due
         ):
-            break
-        i += _1
-    return np.int64(i)
+            return np.int64(i)
+    return np.int64(count)

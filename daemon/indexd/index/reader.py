@@ -98,10 +98,8 @@ class IndexFileReader:
         return found
 
     def _entries(self, first: int, last: int) -> bytes:
-        if last >= self.layout.index_num:
-            raise CorruptDataError(f"index file {self.file.path} names entry {last} of {self.layout.index_num}")
         size = (last - first + 1) * ENTRY_SIZE
         data = self.file.pread(size, self.layout.entry_position(first))
-        if len(data) < size:
-            raise CorruptDataError(f"index file {self.file.path} names an entry behind its last one")
+        if last >= self.layout.index_num or len(data) < size:
+            raise CorruptDataError(f"index file {self.file.path} names entry {last} of {self.layout.index_num}")
         return data

@@ -296,7 +296,7 @@ def _older_until(
         disk.open_read(files.sparse / index_name(mark.base)) as offsets,
         disk.open_read(files.sparse / time_index_name(mark.base)) as times,
     ):
-        slot, _ = search(
+        slot = search(
             lambda slot: _entry(times, TIME_ENTRY, slot)[0], mark.time_entries, TIME_ENTRY_SIZE, timestamp - 1
         )
         if slot < 0:

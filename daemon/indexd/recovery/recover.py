@@ -34,10 +34,9 @@ from indexd.index.entries import (
     read_entries,
     read_slots,
     replay_file,
-    time_diff_of,
     write_back,
 )
-from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
+from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader, unpack_entry
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles, is_index_name
 
@@ -270,12 +269,11 @@ class IndexRecovery:
     def _cut_last(self, mark: FileMark) -> Replayed:
         # What the last file comes to with the entries that its mark has left.
         with self._disk.open_read(self._directory / mark.name) as file:
-            last = read_entries(file, self._layout, mark.header.index_count - 1, 1)[0]
-            phy_offset = phy_offset_of(last)
+            last = unpack_entry(read_entries(file, self._layout, mark.header.index_count - 1, 1)[0].tobytes())
             # The entry knows whole seconds only; the message, if it is still there, knows the millisecond.
-            exact = self._store_timestamp(phy_offset)
-            end = mark.header.begin_timestamp + time_diff_of(last) * 1000 if exact is None else exact
-            header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end)
+            exact = self._store_timestamp(last.phy_offset)
+            end = mark.header.begin_timestamp + last.time_diff * 1000 if exact is None else exact
+            header = replace(mark.header, end_phy_offset=last.phy_offset, end_timestamp=end)
             return replay_file(file, replace(mark, header=header), self._layout, self._flavour)
 
     def _compare(self, sound: list[FileMark], comparison: Comparison) -> Agreed:

@@ -19,11 +19,12 @@ from indexd.findings import KEPT_MAX, Findings
 from indexd.output import CheckScope, OutputRecovery, RecoveryScope, find_nonzero
 from indexd.sparse.format import NO_TIMESTAMP, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark, own_base
 from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE, unpack_entries
-from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk, DiskFile
 
-_ENTRIES_PER_READ = 1 << 16
-Entries = NDArray[np.int64]
+ENTRIES_PER_READ = 1 << 16
+_ENTRY_TYPES = OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE
+# A segment's first message has no offset entry, but may have a time entry; a timestamp below 0 never has.
+_NOTHING = np.array([[(0, 0)], [(NO_TIMESTAMP, -1)]], dtype=np.int64)
 
 
 def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMark, scope: CheckScope) -> Findings:
@@ -37,7 +38,7 @@ def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMar
                 if there < size or (there > size and active is None):
                     text = f"{there} bytes, but the entries take {size}"
                     findings.add(f"sparse/{name}", min(there, size), "file-size", text)
-                last = _check_entries(file, size, bool(is_time), segment, segment_size, mark.interval, scope, findings)
+                last = _check_entries(file, size, is_time, segment, segment_size, mark.interval, scope, findings)
                 if is_time and active is not None and there >= size and last != active.last_timestamp:
                     text = f"the last entry's timestamp is {last}, not {active.last_timestamp} as the frontier says"
                     findings.add(f"sparse/{name}", max(size - TIME_ENTRY_SIZE, 0), "segment-end", text)
@@ -53,27 +54,6 @@ def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMar
         if base is not None and base not in named:
             findings.add(f"sparse/{other}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
     return findings
-
-
-def check_sparse_mark(mark: SparseMark, segment_size: int) -> list[str]:
-    """What no builder writes: more messages than a segment holds, more entries than messages."""
-    found = [
-        f"{list(segment)} is nothing that a segment can be"
-        for segment in mark.segments
-        if segment.base % segment_size
-        or segment.base >= mark.phy_offset
-        or not 1 <= segment.messages <= segment_size // FRAME_SIZE_MIN
-        or not 0 <= segment.offset_entries < segment.messages
-        or not 0 <= segment.time_entries <= segment.offset_entries + 1
-    ]
-    active = mark.active
-    if active is not None and not (
-        0 <= active.bytes_since <= segment_size
-        and 0 <= active.max_timestamp_offset < mark.segments[-1].messages
-        and active.last_timestamp <= active.max_timestamp
-    ):
-        found.append(f"{list(active)} is nothing that building can go on with")
-    return found
 
 
 def recover_sparse(
@@ -98,7 +78,7 @@ def recover_sparse(
         growing = mark.active if is_last else None
         # A sealed last one was closed for a message that the disk then refused; the log may have been cut since.
         is_cut = is_last and growing is None and end < segment.base + segment_size
-        fault = None if is_cut else _fault(disk, directory, segment, growing, sizes, segment_size)
+        fault = None if is_cut else _fault(disk, directory, mark, segment, growing, sizes, segment_size)
         if is_cut or fault:
             end = segment.base
             break
@@ -125,36 +105,34 @@ def recover_sparse(
 def _fault(
     disk: Disk,
     directory: Path,
+    mark: SparseMark,
     segment: SegmentMark,
     active: ActiveMark | None,
     sizes: Mapping[str, int],
     segment_size: int,
 ) -> str | None:
-    # Why the segment's files are not what its mark says, as far as sizes and last entries tell.
-    for name, size in segment.files:
-        if name not in sizes:
+    # Why the segment's files are not what its mark says, as far as sizes and the last two entries of each tell.
+    for is_time, (name, size) in enumerate(segment.files):
+        there = sizes.get(name)
+        if there is None:
             return f"{name} is missing"
-        if sizes[name] < size or (sizes[name] > size and active is None):
-            return f"{name} has {sizes[name]} bytes, not {size}"
-    base, (index, time_index) = segment.base, (directory / name for name, _ in segment.files)
-    with disk.open_read(index) as file:
-        offset, position = OffsetIndex(file, base, segment.offset_entries).last_entry
-    is_possible = base < offset < base + segment.messages and 0 < position < segment_size
-    if segment.offset_entries and not is_possible:
-        return f"{index.name} ends with offset {offset} at {position}, which cannot be"
-    with disk.open_read(time_index) as file:
-        timestamp, offset = TimeIndex(file, base, segment.time_entries).last_entry
-    if segment.time_entries and not base <= offset < base + segment.messages:
-        return f"{time_index.name} ends with offset {offset}, which cannot be"
-    if active is not None and timestamp != active.last_timestamp:
-        return f"{time_index.name} ends with timestamp {timestamp}, not {active.last_timestamp}"
+        if there < size or (there > size and active is None):
+            return f"{name} has {there} bytes, not {size}"
+        entry = _ENTRY_TYPES[is_time]
+        begin = max(size - 2 * entry.itemsize, 0)
+        with disk.open_read(directory / name) as file:
+            rows = np.concatenate([_NOTHING[is_time], unpack_entries(file.pread(size - begin, begin), entry)])[-2:]
+        if any(wrong.any() for _, _, wrong in _rules(rows, is_time, segment, segment_size, mark.interval)):
+            return f"{name} ends with {rows[-1].tolist()}, which cannot be"
+        if is_time and active is not None and rows[-1][0] != active.last_timestamp:
+            return f"{name} ends with timestamp {rows[-1][0]}, not {active.last_timestamp}"
     return None
 
 
 def _check_entries(
     file: DiskFile,
     size: int,
-    is_time: bool,
+    is_time: int,
     segment: SegmentMark,
     segment_size: int,
     interval: int,
@@ -162,16 +140,13 @@ def _check_entries(
     findings: Findings,
 ) -> int:
     # Returns the first number of the last entry, or of what stands for it.
-    entry = TIME_ENTRY_TYPE if is_time else OFFSET_ENTRY_TYPE
-    width, name = entry.itemsize, f"sparse/{file.path.name}"
-    # A segment's first message has no offset entry, but may have a time entry; a timestamp below 0 never has.
-    before = np.array([(NO_TIMESTAMP, -1) if is_time else (0, 0)], dtype=np.int64)
-    for position in range(0, size, _ENTRIES_PER_READ * width):
-        data = file.pread(min(size - position, _ENTRIES_PER_READ * width), position)
+    before, entry, name = _NOTHING[is_time], _ENTRY_TYPES[is_time], f"sparse/{file.path.name}"
+    width = entry.itemsize
+    for position in range(0, size, ENTRIES_PER_READ * width):
+        data = file.pread(min(size - position, ENTRIES_PER_READ * width), position)
         scope.on_bytes(len(data))
         rows = np.concatenate([before, unpack_entries(data, entry)])
-        rules = _time_rules(rows, segment) if is_time else _offset_rules(rows, segment, segment_size, interval)
-        for what, at, wrong in rules:
+        for what, at, wrong in _rules(rows, is_time, segment, segment_size, interval):
             found = np.flatnonzero(wrong)
             for row in found[:KEPT_MAX].tolist():
                 text = f"entry {position // width + row}: {rows[row + 1].tolist()} behind {rows[row].tolist()}"
@@ -181,28 +156,21 @@ def _check_entries(
     return int(before[0, 0])
 
 
-#: What of entries cannot be, given the one before each: kind, place in the entry, which. Row 0 is the one before all.
-Broken = list[tuple[str, int, NDArray[np.bool_]]]
-
-
-def _offset_rules(rows: Entries, segment: SegmentMark, segment_size: int, interval: int) -> Broken:
-    (offsets, positions), rise = rows[1:].T, np.diff(rows, axis=0)
-    is_outside = (offsets < 0) | (offsets >= segment.messages)
-    least = np.where(is_outside, 1, offsets) * FRAME_SIZE_MIN
-    is_misplaced = (positions < least) | (positions > segment_size - FRAME_SIZE_MIN)
+def _rules(
+    rows: NDArray[np.int64], is_time: int, segment: SegmentMark, segment_size: int, interval: int
+) -> list[tuple[str, int, NDArray[np.bool_]]]:
+    # What of entries cannot be, given the one before each: kind, place in the entry, which. Row 0 is before all.
+    (firsts, seconds), offsets = rows[1:].T, rows[:, is_time]
+    is_outside = (offsets[1:] < 0) | (offsets[1:] >= segment.messages)
+    falls = (offsets[1:] <= offsets[:-1]) & ~is_outside
+    if is_time:
+        return [("entry-offset", 8, is_outside), ("entry-order", 0, firsts <= rows[:-1, 0]), ("entry-order", 8, falls)]
+    least = np.where(is_outside, 1, offsets[1:]) * FRAME_SIZE_MIN
+    is_misplaced = (seconds < least) | (seconds > segment_size - FRAME_SIZE_MIN)
+    is_close = (np.diff(rows[:, 1]) <= interval) & ~is_misplaced
     return [
         ("entry-offset", 0, is_outside),
         ("entry-position", 4, is_misplaced),
-        ("entry-order", 0, (rise[:, 0] <= 0) & ~is_outside),
-        ("entry-distance", 4, (rise[:, 1] <= interval) & ~is_misplaced),
-    ]
-
-
-def _time_rules(rows: Entries, segment: SegmentMark) -> Broken:
-    offsets = rows[1:, 1]
-    is_outside = (offsets < 0) | (offsets >= segment.messages)
-    return [
-        ("entry-offset", 8, is_outside),
-        ("entry-order", 0, rows[1:, 0] <= rows[:-1, 0]),
-        ("entry-order", 8, (offsets <= rows[:-1, 1]) & ~is_outside),
+        ("entry-order", 0, falls),
+        ("entry-distance", 4, is_close),
     ]

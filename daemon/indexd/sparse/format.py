@@ -42,21 +42,6 @@ INT32_MAX = 0x7FFFFFFF
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 #: The timestamp of "nothing yet", in lookups and before the first time entry.
 NO_TIMESTAMP = -1
-NAME_DIGITS = 20
-
-
-class OffsetPosition(NamedTuple):
-    """An entry of an OffsetIndex, its offset absolute."""
-
-    offset: int
-    position: int
-
-
-class TimestampOffset(NamedTuple):
-    """An entry of a TimeIndex, its offset absolute; timestamp in ms."""
-
-    timestamp: int
-    offset: int
 
 
 class SegmentMark(NamedTuple):
@@ -124,27 +109,24 @@ class SparseMark(NamedTuple):
         active = None if row["active"] is None else ActiveMark(*_numbers(row["active"], 4))
         interval, phy_offset = _numbers([row["interval"], row["phyOffset"]], 2)
         bases = [segment.base for segment in segments]
-        if bases != sorted(set(bases)):
-            raise ValueError("segments out of order")
         if (
-            interval < 0
-            or phy_offset < 0
+            bases != sorted(set(bases))
+            or min(interval, phy_offset) < 0
             or any(min(segment) < 0 or max(segment[1:]) > INT32_MAX for segment in segments)
+            or (active is not None and not segments)
         ):
-            raise ValueError("a negative number, or more messages or entries than 31 bits can count")
-        if active is not None and not segments:
-            raise ValueError("a segment grows that is not there")
+            raise ValueError("segments out of order or without the growing one, or numbers that nothing counts")
         return cls(interval, phy_offset, segments, active)
 
 
 def index_name(base: int) -> str:
     """The name of a segment's OffsetIndex."""
-    return f"{base:0{NAME_DIGITS}d}{OFFSET_SUFFIX}"
+    return f"{base:020d}{OFFSET_SUFFIX}"
 
 
 def time_index_name(base: int) -> str:
     """The name of a segment's TimeIndex."""
-    return f"{base:0{NAME_DIGITS}d}{TIME_SUFFIX}"
+    return f"{base:020d}{TIME_SUFFIX}"
 
 
 def base_of_name(name: str) -> int:
@@ -161,11 +143,6 @@ def own_base(name: str) -> int | None:
     return int(found[1]) if found is not None and int(found[1]) <= INT64_MAX else None
 
 
-def signed_64(number: int) -> int:
-    """``number`` as it wraps in 64 bits."""
-    return (number + INT64_MAX + 1 & (1 << 64) - 1) - INT64_MAX - 1
-
-
 def _numbers(row: Any, count: int) -> list[int]:
     if len(row) != count or not all(type(value) is int and abs(value) <= INT64_MAX for value in row):
         raise ValueError(f"not {count} numbers of 64 bits: {row!r}")
@@ -176,25 +153,23 @@ def _numbers(row: Any, count: int) -> list[int]:
 WARM_SIZE = 8192
 
 
-def search(key: Callable[[int], int], entries: int, entry_size: int, target: int) -> tuple[int, int]:
-    """Slots of the largest key at most ``target`` and of the smallest at least it, -1 for none; ``key`` by slot."""
-    if entries == 0:
-        return -1, -1
+def search(key: Callable[[int], int], entries: int, entry_size: int, target: int) -> int:
+    """The slot of the largest key at most ``target``, -1 for none; ``key`` by slot."""
     low, high = 0, entries - 1
     hot = max(0, high - WARM_SIZE // entry_size)
-    if key(hot) < target:
+    if entries > 0 and key(hot) < target:
         low = hot
-    elif key(0) > target:
-        return -1, 0
+    elif entries == 0 or key(0) > target:
+        return -1
     else:
         high = hot
     while low < high:
         middle = (low + high + 1) // 2
         found = key(middle)
         if found == target:
-            return middle, middle
+            return middle
         if found > target:
             high = middle - 1
         else:
             low = middle
-    return low, low + 1 if low < entries - 1 else -1
+    return low

@@ -10,8 +10,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import make_columns
-from indexd.commitlog.kernel import Columns
 from indexd.sparse.format import NO_TIMESTAMP
 
 _, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP, MESSAGES = range(5)
@@ -26,10 +24,7 @@ _1 = np.uint64(1)
 
 def pack_entries(rows: NDArray[np.int64], entry: np.dtype[np.void]) -> bytes:
     """Entries, rows of two numbers, as the bytes of a file."""
-    entries = np.empty(len(rows), dtype=entry)
-    for column, field in enumerate(entry.names or ()):
-        entries[field] = rows[:, column]
-    return entries.tobytes()
+    return np.rec.fromarrays(rows.T, dtype=entry).tobytes()
 
 
 def unpack_entries(data: bytes, entry: np.dtype[np.void]) -> NDArray[np.int64]:
@@ -87,46 +82,9 @@ def segment_entries(  # type: ignore[no-untyped-def]
     return np.int64(at), np.int64(offsets), np.int64(times)
 
 
-def message_entries(
-    columns: Columns,
-    row: int,
-    rows: int,
-    base: int,
-    end: int,
-    interval: int,
-    state: NDArray[np.int64],
-    offset_entries: NDArray[np.int64],
-    time_entries: NDArray[np.int64],
-) -> tuple[int, int, int]:
-    """The same for columns of a DispatchBatch, each message a batch of its own whose offset is its ordinal.
-
-    Takes the rows of the segment ``[base, end)`` from ``row`` on; stops at the first row of another one as well.
-    """
-    rows = row + int(np.searchsorted(columns.phy_offset[row:rows], end))
-    messages = int(state[MESSAGES])
-    taken, offsets, times = segment_entries(
-        columns.phy_offset[row:rows] - base,
-        columns.size[row:rows].astype(np.int64),
-        np.arange(messages, messages + rows - row),
-        columns.store_timestamp[row:rows],
-        0,
-        rows - row,
-        interval,
-        state,
-        offset_entries,
-        time_entries,
-    )
-    return row + int(taken), int(offsets), int(times)
-
-
 def final_time_entry(state: NDArray[np.int64]) -> tuple[int, int] | None:
     """(timestamp, relative offset) that a roll adds at the end, or None; the state takes it for written (spec 8)."""
     if state[MAX_TIMESTAMP] <= state[LAST_TIMESTAMP]:
         return None
     state[LAST_TIMESTAMP] = state[MAX_TIMESTAMP]
     return int(state[MAX_TIMESTAMP]), int(state[MAX_TIMESTAMP_OFFSET])
-
-
-def load_kernels() -> None:
-    """Have the rule compiled, or loaded from where it is kept."""
-    message_entries(make_columns(1, 1), 0, 0, 0, 1, 0, new_state(), *np.empty((2, 1, 2), dtype=np.int64))

@@ -13,27 +13,26 @@ from typing import Self
 
 import numpy as np
 
-from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch, make_columns
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.commitlog.kernel import Columns
 from indexd.config import Config
 from indexd.findings import Findings
-from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
-from indexd.sparse.check import check_sparse, check_sparse_mark, recover_sparse
+from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
+from indexd.sparse.check import check_sparse, recover_sparse
 from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark
 from indexd.sparse.kernel import (
     MESSAGES,
     OFFSET_ENTRY_TYPE,
     TIME_ENTRY_TYPE,
     final_time_entry,
-    load_kernels,
-    message_entries,
     pack_entries,
+    segment_entries,
 )
 from indexd.storage.disk import Disk
 
 # Entries of either kind that are collected before they are written: 64 KiB of them.
-_ENTRIES_PER_WRITE = 8192
+ENTRIES_PER_WRITE = 8192
 _ENTRY_SIZES = OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 _NEW = ActiveMark(0, -1, 0, -1)
 
@@ -51,17 +50,22 @@ class GrowingSegment:
         self._state = np.array([*active, mark.messages], dtype=np.int64)
         self._written = [mark.offset_entries, mark.time_entries]
         # Of either kind, with a place more for the roll's; and how many are in use.
-        self._pending = np.empty((2, _ENTRIES_PER_WRITE + 1, 2), dtype=np.int64)
+        self._pending = np.empty((2, ENTRIES_PER_WRITE + 1, 2), dtype=np.int64)
         self._counts = [0, 0]
 
     def put(self, columns: Columns, row: int, rows: int) -> int:
         """Take rows of this segment from ``row`` on, as many as there is room for; the first that was not taken."""
-        offsets, times = (self._pending[kind, count:_ENTRIES_PER_WRITE] for kind, count in enumerate(self._counts))
-        row, *more = message_entries(
-            columns, row, rows, self.base, self._end, self._interval, self._state, offsets, times
-        )
-        self._counts = [count + new for count, new in zip(self._counts, more, strict=True)]
-        return row
+        left = slice(row, row + int(np.searchsorted(columns.phy_offset[row:rows], self._end)))
+        # Each message is a batch of its own, whose offset is its ordinal.
+        positions, sizes = columns.phy_offset[left] - self.base, columns.size[left].astype(np.int64)
+        ordinals = np.arange(len(sizes)) + self._state[MESSAGES]
+        pending = (self._pending[kind, count:ENTRIES_PER_WRITE] for kind, count in enumerate(self._counts))
+        taken, *more = segment_entries(
+            positions, sizes, ordinals, columns.store_timestamp[left], 0, len(sizes), self._interval, self._state,
+            *pending,
+        )  # fmt: skip
+        self._counts = [count + int(new) for count, new in zip(self._counts, more, strict=True)]
+        return row + int(taken)
 
     def end(self) -> None:
         """No message follows: Kafka's roll adds a last time entry if there is a later timestamp."""
@@ -118,7 +122,10 @@ class SparseService(Output[SparseMark]):
         """Whether the configuration asks for it."""
         return config.outputs.sparse
 
-    load_kernels = staticmethod(load_kernels)
+    @staticmethod
+    def load_kernels() -> None:
+        """Have the rule compiled, or loaded from where it is kept."""
+        GrowingSegment(SegmentMark(0, 0, 0, 0), 1, 0).put(make_columns(1, 1), 0, 0)
 
     @property
     def empty(self) -> SparseMark:
@@ -206,10 +213,6 @@ class SparseService(Output[SparseMark]):
         """Every entry of every pair; nothing else there."""
         return check_sparse(self._disk, self.directory, self.segment_size, held, scope)
 
-    def check_mark(self, held: SparseMark, bounds: LogBounds) -> list[str]:
-        """Each segment's numbers."""
-        return [f"sparse indexes: {text}" for text in check_sparse_mark(held, bounds.segment_size)]
-
     def parts(self, held: SparseMark) -> list[tuple[int, SparseMark]]:
         """Each sealed segment."""
         return [(mark.base, held._replace(segments=(mark,), active=None)) for mark in held.sealed]
@@ -241,11 +244,9 @@ class SparseService(Output[SparseMark]):
         base = phy_offset - phy_offset % self.segment_size
         if self._growing is not None and self._growing.base < base:
             self.seal()
-        if self._growing is None:
-            self._growing = self._create(SegmentMark(base, 0, 0, 0))
-        return self._growing
-
-    def _create(self, mark: SegmentMark) -> GrowingSegment:
+        if self._growing is not None:
+            return self._growing
+        mark = SegmentMark(base, 0, 0, 0)
         # Over what an earlier try has left.
         for (name, _), size in zip(mark.files, self._sizes(), strict=True):
             file, _ = self._disk.open_or_create(self.directory / name)
@@ -254,4 +255,5 @@ class SparseService(Output[SparseMark]):
                 file.truncate(size)
             self.unsynced.add(file.path)
         self.unsynced.add_directory(self.directory)
-        return GrowingSegment(mark, self.segment_size, self.interval)
+        self._growing = GrowingSegment(mark, self.segment_size, self.interval)
+        return self._growing

@@ -32,7 +32,7 @@ from indexd.findings import Findings
 from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint, Uncovered
 from indexd.flush.pipeline import all_outputs
 from indexd.index.format import FLAVOURS, HEADER_SIZE
-from indexd.output import CheckScope, Condition, LogBounds, Output, Progress
+from indexd.output import CheckScope, Condition, Output, Progress
 from indexd.query.source import check_as_built, find_behind, known_frontier, read_state
 from indexd.recovery.log_range import LogRange, Rows
 from indexd.recovery.open import frame_size_max
@@ -241,14 +241,11 @@ def _check_once(
         text = f"{layout.hash_slot_num} slots, {layout.index_num} entries, segments of {segment_size} bytes"
         found.add("frontier", 0, "frontier", text)
         return found
-    # Where the disk refused in the middle of a drain, files hold some of what lies behind the physical offset.
-    slack = 0 if state.is_at_rest else frontier.segment_size
-    bounds = LogBounds(frontier.begin_offset, frontier.phy_offset, frontier.segment_size, slack)
-    for text in check_frontier(frontier, outputs, bounds):
+    for text in check_frontier(frontier):
         found.add("frontier", 0, "frontier", text)
     if (problem := _checkpoint_problem(disk, files, state)) is not None:
         found.add("checkpoint", 0, "checkpoint", problem)
-    scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest, bounds=bounds)
+    scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest)
     for output in outputs:
         found.merge(output.check(frontier.outputs.get(output.name, output.empty), scope))
     return found
@@ -290,8 +287,8 @@ def _as_built(config: Config, frontier: Frontier) -> Config:
     )
 
 
-def check_frontier(frontier: Frontier, outputs: Sequence[Output[Any]], bounds: LogBounds) -> list[str]:
-    """What no pipeline writes: offsets out of order, and what no output says of itself."""
+def check_frontier(frontier: Frontier) -> list[str]:
+    """What no pipeline writes: offsets out of order."""
     found = []
     if not 0 <= frontier.begin_offset <= frontier.phy_offset:
         found.append(f"beginOffset {frontier.begin_offset} and phyOffset {frontier.phy_offset} are no range of a log")
@@ -302,9 +299,6 @@ def check_frontier(frontier: Frontier, outputs: Sequence[Output[Any]], bounds: L
     ]
     if frontier.filled_offset > frontier.phy_offset:
         found.append(f"refillOffset {frontier.filled_offset} lies behind phyOffset {frontier.phy_offset}")
-    for output in outputs:
-        if output.name in frontier.outputs:
-            found += output.check_mark(frontier.outputs[output.name], bounds)
     return found
 
 
