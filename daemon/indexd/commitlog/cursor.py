@@ -18,7 +18,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,14 +210,6 @@ _PROBE_SIZE = 32 << 10
 _DEPTH = 6
 
 
-class _Range(NamedTuple):
-    """Bytes ``[begin, begin + size)`` of the log, behind which a head with the store time ``newest`` was seen."""
-
-    begin: int
-    size: int
-    newest: int
-
-
 class ReadAhead:
     """Reads from a cursor's open segment; ``stop`` must be called before that is closed."""
 
@@ -244,12 +235,12 @@ class ReadAhead:
                 self._tools.put((np.empty(size, dtype=np.uint8), Batcher(size // FRAME_SIZE_MIN + 1)))
         if self._pool is None:
             found = self._find_range(position)
-            return None if found is None else self._decode(found, rules, sum_up=sum_up)
+            return None if found is None else self._decode(position, *found, rules, sum_up=sum_up)
         if not self._running:
             self._next_begin = position
         while len(self._running) < _DEPTH and (found := self._find_range(self._next_begin)) is not None:
-            self._running.append(self._pool.submit(self._decode, found, rules, sum_up=sum_up))
-            self._next_begin = found.begin + found.size
+            self._running.append(self._pool.submit(self._decode, self._next_begin, *found, rules, sum_up=sum_up))
+            self._next_begin += found[0]
         batch = self._running.popleft().result() if self._running else None
         if batch is None or batch.begin_offset != position:
             self.stop()
@@ -262,8 +253,9 @@ class ReadAhead:
             future.exception()
         self._running.clear()
 
-    def _find_range(self, position: int) -> _Range | None:
-        # None where no head is seen in time before the segment ends.
+    def _find_range(self, position: int) -> tuple[int, int] | None:
+        # How many bytes from there on end at a head, and its store time; None where none is seen in time before the
+        # segment ends.
         segment, begin = self._cursor.segment, position + self._read_size - _PROBE_SIZE
         if segment is None or begin + _PROBE_SIZE > segment.end:
             return None
@@ -271,21 +263,21 @@ class ReadAhead:
         at = int(find_frame(self._probe, _U64(0), _U64(count), _U64(begin)))
         if at + STAMPED_SIZE > count:
             return None
-        return _Range(position, begin + at - position, int(store_timestamp_at(self._probe, _U64(at))))
+        return begin + at - position, int(store_timestamp_at(self._probe, _U64(at)))
 
-    def _decode(self, found: _Range, rules: Rules, *, sum_up: bool) -> DispatchBatch | None:
+    def _decode(self, begin: int, size: int, newest: int, rules: Rules, *, sum_up: bool) -> DispatchBatch | None:
         buffer, batcher = tools = self._tools.get()
         try:
-            if self._cursor.read_into(buffer[: found.size], found.begin) != found.size:
+            if self._cursor.read_into(buffer[:size], begin) != size:
                 return None
-            batch = batcher.decode(buffer, found.size, found.begin, self._cursor.opened.end, rules, sum_up=sum_up).batch
+            batch = batcher.decode(buffer, size, begin, self._cursor.opened.end, rules, sum_up=sum_up).batch
         finally:
             self._tools.put(tools)
         # Times that never fall up to the head's: no frame of it is of an older log.
-        if batch is None or batch.end_offset != found.begin + found.size:
+        if batch is None or batch.end_offset != begin + size:
             return None
         times = batch.columns.store_timestamp[: batch.rows]
-        return batch if bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= found.newest else None
+        return batch if bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= newest else None
 
 
 class SplitPoints(SegmentCursor):

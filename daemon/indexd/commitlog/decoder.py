@@ -19,9 +19,6 @@ from typing import NamedTuple
 from indexd.commitlog import format as frame
 from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten, Reason
 
-NAME_VALUE_SEPARATOR = "\x01"
-PROPERTY_SEPARATOR = "\x02"
-
 
 def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
     # Python replaces an encoded surrogate (ED A0..BF xx) by three characters, Java by one.
@@ -60,8 +57,8 @@ def key_hash(text: str) -> int:
 def decode_properties(text: str) -> dict[str, str]:
     """The property text as a mapping; pairs without a name or a value are dropped, the last of two wins (spec 2.4)."""
     found: dict[str, str] = {}
-    for pair in text.split(PROPERTY_SEPARATOR):
-        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
+    for pair in text.split("\x02"):
+        name, separator, value = pair.partition("\x01")
         if separator and name and value:
             found[name] = value
     return found

@@ -170,11 +170,13 @@ def scan(file: IndexFileReader, key_hash: int, wanted: Wanted, mark: FileMark) -
     """
     end = min(mark.header.index_count, file.layout.index_num)
     least, largest = wanted.differences(mark.header)
-    (looked_for,) = struct.unpack("=i", struct.pack(">i", key_hash))
+    stored = struct.pack(">i", key_hash)
+    (looked_for,) = struct.unpack("=i", stored)
     while end > 1:
         first = max(end - _ENTRIES_PER_SCAN, 1)
         data = file.file.pread((end - first) * ENTRY_SIZE, file.layout.entry_position(first))
-        hashes = memoryview(data).cast("i")[:: ENTRY_SIZE // 4].tolist()  # in the machine's byte order
+        # Most pieces have no such entry; the hashes of others are taken in the machine's byte order.
+        hashes = memoryview(data).cast("i")[:: ENTRY_SIZE // 4].tolist() if stored in data else []
         for number in reversed([number for number, found in enumerate(hashes) if found == looked_for]):
             _, phy_offset, time_diff, _ = unpack_fields(data, number * ENTRY_SIZE)
             yield phy_offset, phy_offset < wanted.before and may_match(first + number, time_diff, least, largest)

@@ -275,30 +275,29 @@ class Data:
         Cut off by ``max_num``, the answer has a ``cursor``, which is the ``before`` of the next page.
         """
         more = {"begin": None if begin == TIME_MIN else begin, "end": end, "index_type": index_type, "before": before}
-        answer: Answer = self._ask(ByKey, topic=topic, key=key, max=max_num, **more)
-        return answer
+        return self._made(ByKey, topic=topic, key=key, max=max_num, **more).answer(self._opened())
 
     def by_queue(self, topic: str, queue_id: int, queue_offset: int = 0, *, max_num: int = 32) -> OffsetAnswer:
         """Messages of a queue from ``queue_offset`` on; the next page begins at the answer's ``next_offset``."""
-        found: OffsetAnswer = self._ask(ByQueueOffset, topic=topic, queue=queue_id, offset=queue_offset, max=max_num)
-        return found
+        asked = {"topic": topic, "queue": queue_id, "offset": queue_offset, "max": max_num}
+        return self._made(ByQueueOffset, **asked).answer(self._opened())
 
     def at_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = "lower") -> QueueTimeAnswer:
         """The queue offset of a store time, as the broker's search finds it."""
-        found: QueueTimeAnswer = self._ask(ByTime, topic=topic, queue=queue_id, time=timestamp, boundary=boundary)
+        asked = self._made(ByTime, topic=topic, queue=queue_id, time=timestamp, boundary=boundary)
+        found: QueueTimeAnswer = ask(self._opened(), asked)
         return found
 
     def log_at_time(self, timestamp: int) -> LogTimeAnswer:
         """The first message in the log with that store time or a later one."""
-        found: LogTimeAnswer = self._ask(ByTime, time=timestamp)
+        found: LogTimeAnswer = ask(self._opened(), self._made(ByTime, time=timestamp))
         return found
 
     def message(self, where: int | str) -> Message | NotFound:
         """One message, whole and checked by its CRCs: by physical offset, or by its offset message id in hex."""
         self._opened().log.begin_query()
         given = {"id": where} if isinstance(where, str) else {"offset": where}
-        found: Message | NotFound = self._ask(ByMessage, **given)
-        return found
+        return self._made(ByMessage, **given).answer(self.index)
 
     def coverage(self) -> Coverage:
         """Which part of the log is indexed now."""
@@ -320,8 +319,8 @@ class Data:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, model: type[Question], **given: Any) -> Any:
-        return ask(self._opened(), make_question(model, given, typed=True))
+    def _made(self, model: type[Q], **given: Any) -> Q:
+        return make_question(model, given, typed=True)
 
     def _opened(self) -> QueryIndex:
         if self._is_closed:

@@ -33,7 +33,6 @@ from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
 
 ABSENT = "absent"
-NOT_KNOWN = "not known behind offset"
 NOT_YET_INDEXED = "not yet indexed"
 EXPIRED = "expired"
 UNREADABLE = "unreadable"
@@ -177,7 +176,7 @@ def gaps_in_words(coverage: Coverage) -> list[str]:
     """Why an answer is not complete, nothing if it is."""
     words, behind = [CUT_OFF] if coverage.is_cut_off else [], coverage.behind
     if behind is not None and behind.reason is not None:
-        words.append(f"{NOT_KNOWN} {behind.phy_offset}: {behind.reason}")
+        words.append(f"not known behind offset {behind.phy_offset}: {behind.reason}")
     elif behind is not None:
         words.append(f"{NOT_YET_INDEXED}: the log from physical offset {coverage.end} on")
     if coverage.starts_late:
@@ -469,10 +468,7 @@ def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
     return frontier
 
 
-NO_QUEUE = "no such queue"
-BATCH_QUEUE = "a queue of batches (BatchConsumeQueue), which is not built"
 NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so"
-_BATCH_FOLDER = "batchconsumequeue"
 
 
 def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> ConsumeQueueReader | None:
@@ -527,10 +523,10 @@ def why_no_queue(index: QueryIndex, look: Look, topic: str) -> str:
     """Why a topic has no such queue, as far as can be told."""
     if not is_topic_name(topic):
         return NO_FOLDER
-    batches = Path(look.frontier.store) / _BATCH_FOLDER / topic
+    batches = Path(look.frontier.store) / "batchconsumequeue" / topic
     if look.frontier.store and index.disk.exists(batches):
-        return BATCH_QUEUE
-    reasons, limit = [NO_QUEUE], look.frontier.queues_limit
+        return "a queue of batches (BatchConsumeQueue), which is not built"
+    reasons, limit = ["no such queue"], look.frontier.queues_limit
     if limit is not None:
         reasons.append(f"queues were left out when there were {limit} (queues_max)")
     return "; ".join(reasons + gaps_in_words(look.queue_coverage))
