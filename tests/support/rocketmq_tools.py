@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.query import open_data
-from indexd.query.by_time import Boundary
+from indexd.query.by_queue_and_time import Boundary
 from support.daemon import Daemon
 from support.naive import NaiveMessage
 from support.queues import tree

@@ -18,7 +18,7 @@ from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import Hit, OffsetQuery, query_log_time, query_offset, query_time
-from indexd.query.by_time import offset_by_time
+from indexd.query.by_queue_and_time import offset_by_time
 from indexd.query.source import MOVED
 from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, spec

@@ -27,7 +27,7 @@ from indexd.query import (
     query_rocketmq,
 )
 from indexd.query.by_key import LastUpdate
-from indexd.query.by_time import scan_start, time_bound
+from indexd.query.by_queue_and_time import scan_start, time_bound
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.commitlog_writer import FrameSpec

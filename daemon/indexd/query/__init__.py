@@ -29,14 +29,22 @@ b'five'
               speaks for, and why it is empty
 ``broker_message``  whole frames, as a broker sends them
 ``by_key``    the exact answer, in pages
-``by_queue``  messages by queue offset
-``by_time``   queue offsets by store time, as the broker finds them
+``by_queue_and_time``  messages by queue offset; queue offsets by store time, as the broker finds them
 ``message``   one message: Hit, its fields, its body
 """
 
 from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
-from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
-from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
+from indexd.query.by_queue_and_time import (
+    Boundary,
+    LogTimeAnswer,
+    OffsetAnswer,
+    OffsetQuery,
+    QueueHit,
+    QueueTimeAnswer,
+    query_log_time,
+    query_offset,
+    query_time,
+)
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
 from indexd.query.questions import (
     ByKey,

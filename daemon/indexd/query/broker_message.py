@@ -16,7 +16,7 @@ from indexd.commitlog.format import NotYetWritten
 from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.query.by_key import KeyQuery, LastUpdate, query_exact, query_offsets
-from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
+from indexd.query.by_queue_and_time import FOUND, OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.message import NotFound, not_found
 from indexd.query.source import ABSENT, Coverage, QueryIndex, expired_in_words, gaps_in_words, with_queue
 

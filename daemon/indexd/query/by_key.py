@@ -26,7 +26,7 @@ from indexd.index.format import (
     unpack_fields,
 )
 from indexd.index.reader import IndexFileReader
-from indexd.query.by_time import time_bound
+from indexd.query.by_queue_and_time import time_bound
 from indexd.query.message import TIME_MAX, HasHits, Hit
 from indexd.query.source import ABSENT, ABSENT_BEFORE, Coverage, Look, QueryIndex, why_empty
 

@@ -22,8 +22,16 @@ from indexd.config import load
 from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
-from indexd.query.by_queue import OffsetAnswer, OffsetQuery, query_offset
-from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
+from indexd.query.by_queue_and_time import (
+    Boundary,
+    LogTimeAnswer,
+    OffsetAnswer,
+    OffsetQuery,
+    QueueTimeAnswer,
+    query_log_time,
+    query_offset,
+    query_time,
+)
 from indexd.query.message import TIME_MAX, TIME_MIN, NotFound, find_by_id, find_by_offset, parse_message_id
 from indexd.query.source import Coverage, QueryIndex, open_index
 from indexd.storage.disk import Disk

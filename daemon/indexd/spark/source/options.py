@@ -35,7 +35,7 @@ from pydantic.alias_generators import to_camel
 
 from indexd.config import KEYS, Config, load, parse_size
 from indexd.errors import IndexdError, MissingOk, UsageError
-from indexd.query.by_time import scan_start
+from indexd.query.by_queue_and_time import scan_start
 from indexd.query.source import open_index
 from indexd.spark.source.columns import DEFAULT_COLUMNS, parse_columns
 from indexd.storage.disk import Disk
