@@ -16,7 +16,7 @@ from indexd.commitlog.format import NotYetWritten
 from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.query.by_key import KeyQuery, LastUpdate, query_exact, query_offsets
-from indexd.query.by_queue_and_time import FOUND, OffsetAnswer, OffsetQuery, query_offset
+from indexd.query.by_queue_and_time import FOUND, OffsetQuery, query_offset
 from indexd.query.message import NotFound, not_found
 from indexd.query.source import ABSENT, Coverage, QueryIndex, expired_in_words, gaps_in_words, with_queue
 
@@ -25,8 +25,6 @@ MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
 # maxTransferCountOnMessageInMemory: what a broker hands out in one pull.
 _PULL_MAX_NUM = 32
 _ROUNDS = 3
-# Why a message that the index names is not in an answer.
-_EXPIRED, _UNREADABLE, _TOO_LONG = "expired", "unreadable", "too long for an answer"
 
 
 class FoundFrames(NamedTuple):
@@ -72,11 +70,9 @@ def query_message(index: QueryIndex, query: KeyQuery, size_max: int) -> FoundFra
         if frames.found:
             break
         oldest = index.log.at(min(offsets))
-        if not isinstance(oldest, Message) or oldest.store_timestamp == end:
-            break  # the same would be asked once more
+        if not isinstance(oldest, Message) or oldest.store_timestamp == end or oldest.store_timestamp < query.begin:
+            break  # the same, or nothing, would be asked once more
         end = oldest.store_timestamp
-        if end < query.begin:
-            break
     remark = frames.left_out() if frames.named else _why_nothing(look.coverage)
     return FoundFrames(tuple(frames.found), last_update, look.coverage.complete and not frames.unknown, remark)
 
@@ -125,11 +121,11 @@ def pull_message(
     for hit in answer.hits:
         if hit.problem is None:
             frames.add([hit.unit.phy_offset])
-        if frames.found and frames.is_too_long(hit.unit.phy_offset):
+        if frames.found and frames.missed.get(hit.unit.phy_offset) == frames.too_long:
             next_offset = hit.queue_offset
             break
-    status = FOUND if frames.found else _removed(answer)
-    return PulledFrames(status, tuple(frames.found), next_offset, *bounds, is_covered)
+    nothing = MESSAGE_WAS_REMOVING if answer.expired else NO_MATCHED_MESSAGE
+    return PulledFrames(FOUND if frames.found else nothing, tuple(frames.found), next_offset, *bounds, is_covered)
 
 
 def queue_bounds(index: QueryIndex, topic: str, queue_id: int) -> tuple[int, int]:
@@ -158,21 +154,19 @@ class _Frames:
     """Frames that are being gathered, and what was left out of them."""
 
     def __init__(self, log: LogView, size_max: int) -> None:
-        self._log, self._size_max, self._left = log, size_max, size_max
+        self._log, self._left = log, size_max
         self.found: list[bytes] = []
         # Their offsets: a broker's rounds name the same message more than once.
         self.named: set[int] = set()
-        # Of those that are not found: why.
-        self._missed: dict[int, str] = {}
+        #: Of those that are not found: why.
+        self.missed: dict[int, str] = {}
+        #: A message is there that did not fit in any more.
+        self.too_long = f"too long for an answer of {size_max} bytes"
 
     @property
     def unknown(self) -> int:
         """How many were named and are no message: whether they were asked for nobody can tell."""
-        return sum(why is not _TOO_LONG for why in self._missed.values())
-
-    def is_too_long(self, offset: int) -> bool:
-        """Whether a message is there that did not fit in any more."""
-        return self._missed.get(offset) is _TOO_LONG
+        return sum(why != self.too_long for why in self.missed.values())
 
     def add(self, offsets: Sequence[int]) -> None:
         """The frames at these physical offsets, each as often as it is named."""
@@ -184,24 +178,17 @@ class _Frames:
                 found.append(frame)
                 self._left -= len(frame)
             elif isinstance(frame, NotYetWritten) and frame.needed > self._left:
-                self._missed[offset] = _TOO_LONG
+                self.missed[offset] = self.too_long
             else:
                 has_expired = frame is None and self._log.has_expired(offset)
-                self._missed[offset] = _EXPIRED if has_expired else _UNREADABLE
+                self.missed[offset] = "expired" if has_expired else "unreadable"
 
     def left_out(self) -> str | None:
         """Which of the messages that were named are not among those found; None if all are."""
-        if not self._missed:
+        if not self.missed:
             return None
-        counts = Counter(self._missed.values())
-        left = [f"{counts[why]} {why}" for why in (_EXPIRED, _UNREADABLE) if why in counts]
-        if _TOO_LONG in counts:
-            left.append(f"{counts[_TOO_LONG]} {_TOO_LONG} of {self._size_max} bytes")
-        return f"of {len(self.named)} messages that the index names: {', '.join(left)}"
-
-
-def _removed(answer: OffsetAnswer) -> str:
-    return MESSAGE_WAS_REMOVING if answer.expired else NO_MATCHED_MESSAGE
+        left = ", ".join(f"{count} {why}" for why, count in sorted(Counter(self.missed.values()).items()))
+        return f"of {len(self.named)} messages that the index names: {left}"
 
 
 def _why_nothing(coverage: Coverage) -> str:

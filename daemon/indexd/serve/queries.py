@@ -206,7 +206,7 @@ class _Opened(NamedTuple):
 class Queries:
     """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop.
 
-    ``load_compiled`` is called in a thread of its own at the first question, and returns what makes of an open index
+    ``load_compiled`` is called in a thread of its own, and returns what makes of an open index
     that which compiled code reads (``remoting.key_queries.IndexTables``), or None; its ``prepare`` opens what it needs.
     """
 
@@ -222,11 +222,11 @@ class Queries:
         self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
         #: Open and not in use, the last used at the end, with when that was.
         self._idle: list[_Opened] = []
-        # It may have to compile: nobody waits for that.
-        self._load_compiled = load_compiled
         self._compiled_of: Callable[[QueryIndex], Any] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
+        if load_compiled is not None:  # it may have to compile: nobody waits for that
+            threading.Thread(target=self._compile, args=(load_compiled,), name="query-compile", daemon=True).start()
 
     async def ask(self, question: Callable[[Data], T]) -> T:
         """What ``question`` returns, called with an open data directory in another thread.
@@ -344,9 +344,6 @@ class Queries:
         return opened._replace(compiled=compiled)
 
     def _open(self) -> _Opened:
-        load_compiled, self._load_compiled = self._load_compiled, None
-        if load_compiled is not None:
-            threading.Thread(target=self._compile, args=(load_compiled,), name="query-compile", daemon=True).start()
         disk = Disk()
         try:
             return _Opened(Data(open_index(disk, self.config)), disk)
