@@ -195,7 +195,7 @@ class Both:
 async def both(store: Store, **keys: Any) -> AsyncIterator[Both]:
     load_key_queries()  # it may have to compile for long: not while an index is open
     with asking(store, **keys) as to:
-        to.queries._compiled_of = IndexTables
+        to.queries._compiled_of, to.queries.look_seconds = IndexTables, 600.0
         await to.key(maxNum="64")  # which opens all segments
         yield Both(to, store)
 

@@ -178,12 +178,9 @@ def test_sound_sparse_indexes_are_made_use_of(store: QueueStore) -> None:
 
 def test_places_that_were_passed_over_do_not_put_an_index_in_doubt(store: QueueStore) -> None:
     offsets = store.append(*[spec(T0 + number) for number in range(12)])
-    segment = store.root / "commitlog" / f"{0:020d}"
-    content = bytearray(segment.read_bytes())
     store.build()
     left_out = store.messages()
-    content[offsets[4] : offsets[5]] = b"\xee" * (offsets[5] - offsets[4])
-    segment.write_bytes(bytes(content))
+    patch(store.root / "commitlog" / f"{0:020d}", offsets[4], b"\xee" * (offsets[5] - offsets[4]))
     del left_out[4]
     sparse = build_sparse(store.data, left_out, left_out, store.segment)
     store.change_frontier(sparse=sparse, uncovered=(Uncovered(offsets[4], offsets[5], "unreadable"),))
@@ -280,10 +277,6 @@ def test_max_and_what_it_cuts_off(store_hostile: Store) -> None:
             query_exact(index, KeyQuery("T", "k", 10))
 
 
-def entry_position(number: int) -> int:
-    return LAYOUT.entry_position(number)
-
-
 @pytest.fixture
 def hostile(store_hostile: Store) -> Store:
     store_hostile.append(*[spec() for _ in range(5)])
@@ -292,15 +285,12 @@ def hostile(store_hostile: Store) -> Store:
 
 
 def poke(store_hostile: Store, position: int, data: bytes) -> None:
-    path = store_hostile.data / "index" / store_hostile.frontier.index[0].name
-    content = bytearray(path.read_bytes())
-    content[position : position + len(data)] = data
-    path.write_bytes(bytes(content))
+    patch(store_hostile.data / "index" / store_hostile.frontier.index[0].name, position, data)
 
 
 @pytest.mark.parametrize("previous", [3, 4, 9, 10, 2**31 - 1])
 def test_a_chain_that_loops_or_goes_up(hostile: Store, previous: int) -> None:
-    poke(hostile, entry_position(3) + 16, struct.pack(">i", previous))
+    poke(hostile, LAYOUT.entry_position(3) + 16, struct.pack(">i", previous))
     with pytest.raises(CorruptDataError, match="goes up from entry 3"):
         hostile.exact()
     with hostile.index() as index:
@@ -322,7 +312,7 @@ def test_a_slot_that_names_no_entry(hostile: Store) -> None:
 def test_entries_that_point_at_no_message(hostile: Store) -> None:
     offsets = [message.phy_offset for message in hostile.messages()]
     for number, wrong in ((1, -1), (2, offsets[1] + 1), (3, 2**63 - 1), (4, 3000)):
-        poke(hostile, entry_position(number) + 4, struct.pack(">q", wrong))
+        poke(hostile, LAYOUT.entry_position(number) + 4, struct.pack(">q", wrong))
     with hostile.index() as index:
         answer = query_exact(index, KeyQuery("T", "k"))
         assert [hit.phy_offset for hit in answer.hits] == offsets[4:]
@@ -330,7 +320,7 @@ def test_entries_that_point_at_no_message(hostile: Store) -> None:
         row = query_rocketmq(index, KeyQuery("T", "k")).to_json()
         assert row["phyOffsets"] == [offsets[4], 3000, 2**63 - 1, offsets[1] + 1, -1]
         assert row["storeTimestamps"] == [T0, None, None, None, None]
-    poke(hostile, entry_position(5) + 4, struct.pack(">q", 1))
+    poke(hostile, LAYOUT.entry_position(5) + 4, struct.pack(">q", 1))
     assert hostile.why() == "unreadable"
 
 

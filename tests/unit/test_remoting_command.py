@@ -1,21 +1,21 @@
-"""Frames of the remoting protocol, as RocketMQ's own classes write and sign them, and who may ask by them."""
+"""Frames of the remoting protocol as RocketMQ's own classes write and sign them, and routes in both styles."""
 
 from __future__ import annotations
 
 import json
-import ssl
 import struct
-import subprocess
+import time
 from ipaddress import ip_network
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from indexd.config import load
-from indexd.errors import UsageError
-from indexd.serve.remoting.access import Access, Credentials, read_access
+from indexd.serve.remoting.access import Access, Credentials
 from indexd.serve.remoting.command import (
     HEADER_MAX,
     LANGUAGES,
@@ -28,11 +28,132 @@ from indexd.serve.remoting.command import (
     encode_command,
     take_command,
 )
-from support.missing import need
-from support.remoting_frames import BINARY, JSON, SIGNED, SIGNED_ACCESS_KEY, SIGNED_SECRET_KEY
+from indexd.serve.remoting.processor import Directory
+from indexd.serve.remoting.routes import BrokerPlace, find_place, lead_cluster, lead_route, read_json, write_json
+from support.data_directory import config_of
+from support.remoting import (
+    CLUSTER,
+    V4_9_3,
+    V4_9_4,
+    Brokers,
+    broker_data,
+)
+from support.serving import Log
 
-if TYPE_CHECKING:
-    from pathlib import Path
+#: By name: the heads in hexadecimal digits, then the header and the body as a text.
+JSON = {
+    "query": (
+        "000000f1000000ed",
+        '{"code":12,"extFields":{"maxNum":"64","beginTimestamp":"0","key":"k-é😀","_UNIQUE_KEY_QUERY":"false",'
+        '"topic":"T","endTimestamp":"9223372036854775807"},"flag":0,"language":"JAVA","opaque":7,'
+        '"serializeTypeCurrentRPC":"JSON","version":0}',
+    ),
+    "oneway": (
+        "0000007b00000067",
+        '{"code":34,"flag":2,"language":"JAVA","opaque":2147483647,"serializeTypeCurrentRPC":"JSON","version":0}'
+        '{"clientID":"c"}',
+    ),
+    "answer": (
+        "000000a5000000a1",
+        '{"code":22,"extFields":{"empty":""},"flag":1,"language":"JAVA","opaque":-1,"remark":"can not find '
+        '\\"message\\"\\n中","serializeTypeCurrentRPC":"JSON","version":0}',
+    ),
+    "pop": (
+        "0000006600000062",
+        '{"code":200050,"flag":0,"language":"JAVA","opaque":1,"serializeTypeCurrentRPC":"JSON","version":0}',
+    ),
+    "lone": (
+        "0000007c00000078",
+        '{"code":12,"extFields":{"key":"a?b"},"flag":0,"language":"JAVA","opaque":2,'
+        '"serializeTypeCurrentRPC":"JSON","version":0}',
+    ),
+}
+
+
+#: The same ones with a binary header, in hexadecimal digits.
+BINARY = {
+    "query": (
+        "0000009a01000096000c0000000000000700000000000000000000008100066d61784e756d000000023634000e626567696e"
+        "54696d657374616d70000000013000036b6579000000086b2dc3a9f09f988000115f554e495155455f4b45595f5155455259"
+        "0000000566616c73650005746f7069630000000154000c656e6454696d657374616d70000000133932323333373230333638"
+        "3534373735383037"
+    ),
+    "oneway": ("000000290100001500220000007fffffff0000000200000000000000007b22636c69656e744944223a2263227d"),
+    "answer": (
+        "0000003e0100003a0016000000ffffffff000000010000001a63616e206e6f742066696e6420226d657373616765220ae4b8"
+        "ad0000000b0005656d70747900000000"
+    ),
+    "pop": ("00000019010000150d7200000000000001000000000000000000000000"),
+    "lone": ("0000002501000021000c0000000000000200000000000000000000000c00036b657900000003613f62"),
+}
+
+
+#: What AclClientRPCHook made of requests, with a binary header, in hexadecimal digits.
+#:
+#: ``query`` and ``token`` lack ``_UNIQUE_KEY_QUERY``, the latter has a SecurityToken; ``order``'s names are in another
+#: order by UTF-16 than by code point; ``query_4_9_3`` has got ``_UNIQUE_KEY_QUERY`` after it was signed.
+SIGNED = {
+    "query": (
+        "000000c9010000c5000c000000000000090000000000000000000000b000066d61784e756d000000023634000e626567696e"
+        "54696d657374616d70000000013000094163636573734b657900000009726f636b65746d713200036b6579000000086b2dc3"
+        "a9f09f98800005746f70696300000009546f70696354657374000c656e6454696d657374616d700000001339323233333732"
+        "30333638353437373538303700095369676e61747572650000001c34516454746e78352b4830335457425142456c7a4f4132"
+        "6b4f5a513d"
+    ),
+    "token": (
+        "000000df010000db000c000000000000090000000000000000000000c600066d61784e756d000000023634000e626567696e"
+        "54696d657374616d70000000013000094163636573734b657900000009726f636b65746d713200036b6579000000086b2dc3"
+        "a9f09f9880000d5365637572697479546f6b656e00000003746f6b0005746f70696300000009546f70696354657374000c65"
+        "6e6454696d657374616d70000000133932323333373230333638353437373538303700095369676e61747572650000001c63"
+        "6e5756744a6a695a624a6b46624e4155692f35665252793453673d"
+    ),
+    "beat": (
+        "0000006c0100005800220000000000000a00000000000000000000004300094163636573734b657900000009726f636b6574"
+        "6d713200095369676e61747572650000001c6b32485a576155664b4466374d38373852554555514e396a366b453d7b22636c"
+        "69656e744944223a2263227d"
+    ),
+    "no_fields": (
+        "0000005c0100005800230000000000000b00000000000000000000004300094163636573734b657900000009726f636b6574"
+        "6d713200095369676e61747572650000001c4f7531543538524963795a57615449777a6b684a5a576e2f5a76733d"
+    ),
+    "order": (
+        "000000880100008400230000000000000c00000000000000000000006f00046c6f6e6500000003613f620009416363657373"
+        "4b657900000009726f636b65746d71320003efbd9e00000001320004f09f9880000000013100047a65726f00000000000953"
+        "69676e61747572650000001c396a4f57466a5235767441332f42722b7931364e2b37565a644e493d"
+    ),
+    "query_5_4_0": (
+        "000000e4010000e0000c0001ed000000090000000000000000000000cb00066d61784e756d000000023634000e626567696e"
+        "54696d657374616d70000000013000094163636573734b657900000009726f636b65746d713200036b6579000000086b2dc3"
+        "a9f09f988000115f554e495155455f4b45595f515545525900000004747275650005746f70696300000009546f7069635465"
+        "7374000c656e6454696d657374616d70000000133932323333373230333638353437373538303700095369676e6174757265"
+        "0000001c2b4639533251613579496d476d63782b6a577374654645476b6f593d"
+    ),
+    "query_4_9_8": (
+        "000000e4010000e0000c000199000000090000000000000000000000cb00115f554e495155455f4b45595f51554552590000"
+        "000474727565000e626567696e54696d657374616d70000000013000095369676e61747572650000001c2b46395332516135"
+        "79496d476d63782b6a577374654645476b6f593d0005746f70696300000009546f7069635465737400094163636573734b65"
+        "7900000009726f636b65746d713200066d61784e756d000000023634000c656e6454696d657374616d700000001339323233"
+        "33373230333638353437373538303700036b6579000000086b2dc3a9f09f9880"
+    ),
+    "query_4_9_3": (
+        "000000e4010000e0000c00018f000000090000000000000000000000cb00115f554e495155455f4b45595f51554552590000"
+        "000474727565000e626567696e54696d657374616d70000000013000095369676e61747572650000001c34516454746e7835"
+        "2b4830335457425142456c7a4f41326b4f5a513d0005746f70696300000009546f7069635465737400094163636573734b65"
+        "7900000009726f636b65746d713200066d61784e756d000000023634000c656e6454696d657374616d700000001339323233"
+        "33373230333638353437373538303700036b6579000000086b2dc3a9f09f9880"
+    ),
+    "beat_4_9_8": (
+        "0000006c0100005800220001990000000a00000000000000000000004300095369676e61747572650000001c6b32485a5761"
+        "55664b4466374d38373852554555514e396a366b453d00094163636573734b657900000009726f636b65746d71327b22636c"
+        "69656e744944223a2263227d"
+    ),
+}
+
+
+SIGNED_ACCESS_KEY = "rocketmq2"
+
+
+SIGNED_SECRET_KEY = b"12345678"
 
 
 _QUERY = {
@@ -43,7 +164,11 @@ _QUERY = {
     "topic": "T",
     "endTimestamp": "9223372036854775807",
 }
+
+
 _REMARK = 'can not find "message"\n中'
+
+
 _COMMANDS = {
     "query": RemotingCommand(12, 7, 0, "JAVA", ext_fields=_QUERY),
     "oneway": RemotingCommand(34, 2**31 - 1, 2, "JAVA", body=b'{"clientID":"c"}'),
@@ -51,7 +176,11 @@ _COMMANDS = {
     "pop": RemotingCommand(200050, 1, 0, "JAVA"),
     "lone": RemotingCommand(12, 2, 0, "JAVA", ext_fields={"key": "a?b"}),  # where it was a, U+D800, b
 }
+
+
 _BINARY_FRAMES = [bytes.fromhex(digits)[4:] for digits in BINARY.values()]
+
+
 _JSON_FRAMES = [(bytes.fromhex(heads) + text.encode())[4:] for heads, text in JSON.values()]
 
 
@@ -215,6 +344,8 @@ def test_what_cannot_be_written(command: RemotingCommand) -> None:
 
 
 _INT = st.integers(-(2**31), 2**31 - 1)
+
+
 _SHORT = st.integers(-(2**15), 2**15 - 1)
 
 
@@ -341,73 +472,160 @@ def test_networks(networks: tuple[str, ...], host: str, expected: bool) -> None:
     assert Access(None, None, tuple(ip_network(text) for text in networks)).admits(host) is expected
 
 
-# --- the configuration ------------------------------------------------------------------------------------------
+_NAME = "broker-a"
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with cert.pem and key.pem, and the file secret."""
-    root = tmp_path_factory.mktemp("access")
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
-    outputs = ("-keyout", root / "key.pem", "-out", root / "cert.pem")
-    subprocess.run([need("openssl"), *words.split(), *outputs], check=True, capture_output=True, timeout=60)
-    (root / "secret").write_bytes(SIGNED_SECRET_KEY + b"\n")
-    return root
+#: As the name server of 5.4.0 writes it: for clients before 4.9.4, and for others.
+_ROUTE_OLD = (
+    '{"brokerDatas":[{"brokerAddrs":{0:"1.2.3.4:10911",1:"x:1"},"brokerName":"bé","cluster":"c",'
+    '"enableActingMaster":false}],"filterServerTable":{},"queueDatas":[{"brokerName":"bé","perm":6,'
+    '"readQueueNums":4,"topicSysFlag":0,"writeQueueNums":4}]}'
+)
 
 
-def _read(store: Path, **keys: object) -> Access:
-    return read_access(load({"store": store, **keys}, None, {}))
+_ROUTE_STANDARD = _ROUTE_OLD.replace("{0:", '{"0":').replace(",1:", ',"1":')
 
 
-def _tls(files: Path) -> dict[str, object]:
-    return {"remoting_tls_cert": files / "cert.pem", "remoting_tls_key": files / "key.pem"}
+_TEXTS = st.text(st.sampled_from('ab{},:"\\0123 é\n-'), max_size=12)
 
 
-def _acl(files: Path) -> dict[str, object]:
-    return {"remoting_access_key": SIGNED_ACCESS_KEY, "remoting_secret_key_file": files / "secret"}
+_ADDRESSES = st.dictionaries(st.integers(-5, 99).map(str), _TEXTS, max_size=4)
 
 
-def test_all_of_it(tmp_path: Path, files: Path) -> None:
-    access = _read(tmp_path, remoting="0.0.0.0:0", remoting_allow="10.0.0.0/8", **_tls(files), **_acl(files))
-    assert isinstance(access.tls, ssl.SSLContext)
-    assert access.tls.minimum_version == ssl.TLSVersion.TLSv1_2
-    assert access.credentials == _KEYS
-    assert access.networks == (ip_network("10.0.0.0/8"),)
-    assert not access.is_open
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
 
 
-def test_who_is_let_in_by_everybodys_leave(tmp_path: Path, files: Path) -> None:
-    tls, acl = _tls(files), _acl(files)
-    for remoting in ("127.0.0.1:0", "localhost:0", "[::1]:0", "off"):
-        assert not _read(tmp_path, remoting=remoting).is_open
-    for guard in ({}, tls, acl, {"remoting_allow": "0.0.0.0/0"}, {"remoting_allow": "10.0.0.0/8,::/0"}):
-        assert _read(tmp_path, remoting="0.0.0.0:0", **guard).is_open, guard
-    for guard in ({**tls, **acl}, {"remoting_allow": "10.0.0.0/8"}):
-        assert not _read(tmp_path, remoting="0.0.0.0:0", **guard).is_open, guard
+# --- JSON -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff\xfe", b"x" * 4097])
-def test_a_secret_key_that_is_none(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "key"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match="remoting_secret_key_file") as error:
-        _read(tmp_path, remoting_access_key="rocketmq2", remoting_secret_key_file=path)
-    assert "words" not in error.value.line()
+def test_both_styles_are_read_and_written_as_rocketmq_does() -> None:
+    value = json.loads(_ROUTE_STANDARD)
+    assert read_json(_ROUTE_OLD.encode()) == read_json(_ROUTE_STANDARD.encode()) == value
+    assert write_json(value, is_standard=False) == _ROUTE_OLD.encode()
+    assert json.loads(write_json(value, is_standard=True)) == value
+    assert b'"brokerAddrs":{"0":"1.2.3.4:10911"' in write_json(value, is_standard=True)
 
 
-def test_what_is_wrong_with_files_is_said(tmp_path: Path, files: Path) -> None:
-    with pytest.raises(UsageError, match="remoting_secret_key_file") as refused:
-        _read(tmp_path, remoting_access_key="rocketmq2", remoting_secret_key_file=tmp_path)
-    assert refused.value.hint == "give a file with the secret key"
-    words = ("openssl", "genrsa", "-out", tmp_path / "other.pem", "2048")
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
-    with pytest.raises(UsageError, match="TLS") as refused:
-        _read(tmp_path, remoting_tls_cert=files / "cert.pem", remoting_tls_key=tmp_path / "other.pem")
-    assert refused.value.hint == "give the key that belongs to the certificate"
+@given(st.dictionaries(_TEXTS, _VALUES, max_size=4), _ADDRESSES)
+def test_what_is_written_in_either_style_is_read(members: dict[str, Any], addresses: dict[str, str]) -> None:
+    value = members | {"brokerAddrs": addresses, "brokerAddrTable": {"1": {"brokerAddrs": addresses}}}
+    assert json.loads(write_json(value, is_standard=True)) == value
+    old = write_json(value, is_standard=False)
+    assert read_json(old) == value
+    assert b'"brokerAddrTable":{"1":' in old  # a broker that is named 1
 
 
-def test_files_that_are_not_there(tmp_path: Path, files: Path) -> None:
-    with pytest.raises(UsageError, match="remoting_secret_key_file"):
-        _read(tmp_path, remoting_access_key="rocketmq2", remoting_secret_key_file=tmp_path / "none")
-    with pytest.raises(UsageError, match="TLS"):
-        _read(tmp_path, remoting_tls_cert=files / "cert.pem", remoting_tls_key=files / "secret")
+@given(st.binary(max_size=60) | _TEXTS.map(str.encode))
+def test_other_bytes_are_refused_or_an_object(body: bytes) -> None:
+    try:
+        value = read_json(body)
+    except ValueError:
+        return
+    assert type(value) is dict
+
+
+@pytest.mark.parametrize("body", [b'{"a":' * 50_000, b"[" * 100_000, b"", b"[]", b"null", b"{0:1", b"\xff{}", b"{0:}"])
+def test_bodies_that_are_none(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_json(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"' + b'\\"' * 45_000,
+        b'{"a":' + b'"' * 1_000_000,
+        b'{"' * 500_000,
+        b"{" + b" " * 1_000_000,
+        b"{" + b"1" * 1_000_000,
+        b"{" + b"1:" * 500_000,
+        b'"' * (16 << 20),
+        b'{"a":"' + b"\\" * (16 << 20),
+    ],
+    ids=lambda body: f"{bytes(body[:8])!r}-{len(body)}",
+)
+def test_hostile_texts_are_refused_in_a_moment(body: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"."):
+        read_json(body)
+    assert time.process_time() - began < 2
+
+
+def test_text_that_looks_like_a_key_stays() -> None:
+    assert read_json(b'{"a":"{1:2,\\"3:4", 5 :{-6:"[7:8"}}') == {"a": '{1:2,"3:4', "5": {"-6": "[7:8"}}
+
+
+# --- where our broker is ----------------------------------------------------------------------------------------
+
+
+def _cluster(brokers: Brokers) -> dict[str, Any]:
+    table = {name: broker_data(name, addresses) for name, addresses in brokers.items()}
+    return {"brokerAddrTable": table, "clusterAddrTable": {CLUSTER: sorted(brokers)}}
+
+
+@pytest.mark.parametrize(
+    ("brokers", "settings", "known", "wanted"),
+    [
+        ({"a": {0: "x:1"}, "b": {0: "y:1"}}, {"node_id": "b"}, None, ("b", "y:1", "0")),
+        ({"a": {0: "x:1"}, "b": {0: "y:1", 1: "s:1"}}, {"broker_address": "s:1"}, None, ("b", "s:1", "1")),
+        ({"a": {0: "x:1"}}, {"node_id": "a", "broker_address": "127.0.0.1:1"}, None, ("a", "127.0.0.1:1", "0")),
+        ({"a": {0: "x:1"}}, {}, None, ("a", "x:1", "0")),
+        ({"a": {0: "x:1"}}, {"node_id": "b"}, None, None),
+        ({"a": {0: "x:1"}, "b": {0: "y:1"}}, {}, None, None),
+        ({"a": {0: "x:1"}}, {}, "b", None),
+        ({"a": {0: "x:1"}, "b": {0: "y:1"}}, {}, "b", ("b", "y:1", "0")),
+        ({"a": {1: "x:1"}}, {"node_id": "a"}, None, ("a", None, "0")),
+        ({}, {"node_id": "a"}, None, None),
+    ],
+)
+def test_which_broker_is_ours(
+    brokers: Brokers, settings: dict[str, str], known: str | None, wanted: tuple[str, str | None, str] | None
+) -> None:
+    config = load({"store": "/nowhere", "data": "/nowhere/data"} | settings, None, {})
+    place = find_place(_cluster(brokers), config, None if known is None else BrokerPlace(known, CLUSTER))
+    assert (None if place is None else (place.name, place.address, place.broker_id)) == wanted
+    if place is not None:
+        assert place.is_registered
+        cluster = _cluster(brokers)
+        lead_cluster(cluster, place, "ours:9")
+        addresses = cluster["brokerAddrTable"][place.name]["brokerAddrs"]
+        assert addresses == {
+            str(number): "ours:9" if str(number) == place.broker_id else address
+            for number, address in brokers[place.name].items()
+        }
+
+
+@pytest.mark.parametrize(("settings", "name"), [({}, "DefaultCluster"), ({"cluster": "ours"}, "ours")])
+def test_a_broker_without_a_cluster_is_in_ours(settings: dict[str, str], name: str) -> None:
+    config = load({"store": "/nowhere", "data": "/nowhere/data", "node_id": "a"} | settings, None, {})
+    for cluster in ({}, {"cluster": None}, {"cluster": ""}, {"cluster": 7}):
+        broker = {"brokerName": "a", "brokerAddrs": {"0": "x:1"}, **cluster}
+        place = find_place({"brokerAddrTable": {"a": broker}}, config, None)
+        assert place is not None
+        assert place.cluster == name
+
+
+@given(_VALUES)
+def test_a_route_of_any_shape_is_refused_or_led(value: Any) -> None:
+    route = {"brokerDatas": value}
+    try:
+        lead_route(route, BrokerPlace(_NAME, CLUSTER), "ours:9")
+    except ValueError:
+        return
+    assert type(route["brokerDatas"]) is list
+
+
+async def test_routes_that_are_kept_are_bounded(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "data")
+    queries: Any = SimpleNamespace()
+    directory = Directory(config, queries, None, Log(), routes_max=2000)
+    for number in range(20):
+        directory._keep(f"Topic{number}", bytes(300))
+    assert list(directory._kept) == [f"Topic{number}" for number in range(14, 20)]
+    directory._keep("Topic19", bytes(100))
+    directory._keep("Topic20", bytes(300))
+    assert list(directory._kept) == [f"Topic{number}" for number in range(14, 21)]

@@ -41,7 +41,6 @@ PATIENCE_SECONDS, _LONG_PATIENCE_SECONDS = 5.0, 20.0
 _TURN_SECONDS = 0.02
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
-# What is answered at once, in the event loop's own thread, goes by what was seen of the files so long ago.
 _LOOK_SECONDS = 0.1
 #: A query that takes longer is ended: it holds a thread that others wait for. A walk keeps what it has found, and has
 #: so much longer to say it.
@@ -223,6 +222,8 @@ class Queries:
         #: Open and not in use, the last used at the end, with when that was.
         self._idle: list[_Opened] = []
         self._compiled_of: Callable[[QueryIndex], Any] | None = None
+        #: What is answered at once, in the event loop's own thread, goes by what was seen of the files so long ago.
+        self.look_seconds = _LOOK_SECONDS
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
         if load_compiled is not None:  # it may have to compile: nobody waits for that
@@ -255,7 +256,7 @@ class Queries:
             opened = self._idle.pop()
         except IndexError:
             raise WouldWaitError from None
-        opened.disk.nonblocking, opened.data.index.look_seconds = True, _LOOK_SECONDS
+        opened.disk.nonblocking, opened.data.index.look_seconds = True, self.look_seconds
         try:
             if opened.compiled is None:
                 raise WouldWaitError
@@ -337,7 +338,7 @@ class Queries:
         opened.data.set_check(lambda: None)
         index = opened.data.index
         compiled = opened.compiled or compiled_of(index)
-        index.look_seconds = _LOOK_SECONDS  # the question has just looked
+        index.look_seconds = self.look_seconds  # the question has just looked
         with suppress(IndexdError):
             compiled.prepare()
         index.look_seconds = 0.0

@@ -1,31 +1,54 @@
-"""Connections of the remoting server: frames, TLS, the stop, and what one that means harm may cost."""
+"""Connections of the remoting server: frames, TLS, the stop, compiled answers, and what clients may cost."""
 
 from __future__ import annotations
 
 import os
+import random
 import resource
 import socket
+import ssl
 import struct
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
-from indexd.serve.remoting.command import RemotingCommand
+from indexd.config import load
+from indexd.errors import UsageError
+from indexd.serve.remoting.access import Access, Credentials, read_access
+from indexd.serve.remoting.command import (
+    RemotingCommand,
+    decode_command,
+    encode_command,
+)
+from indexd.serve.remoting.key_queries import Answered, KeyQueries
 from indexd.serve.remoting.server import address_of, connections_max
-from support.remoting import Command, RemotingClient, encode
-from support.remoting_serving import CALL_BACK, ECHO, FAIL, HANG, LIMITS, SIZE, SLEEP, WHO, RemotingServing, is_closed
+from support.data_directory import T0
+from support.queue_store import QueueStore
+from support.remoting import (
+    ECHO,
+    FAIL,
+    HANG,
+    LIMITS,
+    SIZE,
+    SLEEP,
+    WHO,
+    Command,
+    Outlet,
+    RemotingServing,
+    encode,
+    is_closed,
+    signed,
+)
+from support.remoting_asking import ALL_TIME, six_messages
 from support.serving import Log
-from support.tls import client_context, make_certificate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from indexd.serve.remoting.server import Limits
+from support.tls import make_certificate
 
 
 @pytest.fixture
@@ -49,27 +72,8 @@ def test_a_heap_of_frames_at_once(server: RemotingServing) -> None:
         client.socket.sendall(b"".join(encode(Command(ECHO, number, body=b"x" * number)) for number in range(count)))
         answers = [client.receive() for _ in range(count)]
     assert sorted((answer.opaque, len(answer.body)) for answer in answers) == [(n, n) for n in range(count)]
-
-
-@pytest.mark.parametrize("sizes", [(1, 7, 300_000, 2), (65_535, 65_536, 65_537), (900_000, 0, 900_000)])
-def test_large_and_small_frames_in_turn(server: RemotingServing, sizes: tuple[int, ...]) -> None:
-    frames = b"".join(encode(Command(ECHO, number, body=b"x" * size)) for number, size in enumerate(sizes))
-    with server.client() as client:
-        sending = threading.Thread(target=client.socket.sendall, args=(frames,))
-        sending.start()
-        answers = {answer.opaque: len(answer.body) for answer in (client.receive() for _ in sizes)}
-        sending.join()
-    assert answers == dict(enumerate(sizes))
-    server.wait_for(lambda: server.row()["sentBytes"] > sum(sizes))
-    assert server.row()["receivedBytes"] == len(frames)
-
-
-def test_a_quick_answer_overtakes_a_slow_one(server: RemotingServing) -> None:
-    with server.client() as client:
-        slow = client.start(SLEEP, {"seconds": 0.3})
-        quick = client.start(ECHO)
-        assert client.receive().opaque == quick.opaque
-        assert client.receive().opaque == slow.opaque
+    sent = sum(len(encode(Command(ECHO, number, body=b"x" * number))) for number in range(count))
+    server.wait_for(lambda: server.row()["receivedBytes"] == sent)
 
 
 def test_a_defect_is_an_answer_and_the_connection_goes_on(server: RemotingServing) -> None:
@@ -108,19 +112,6 @@ def test_what_a_client_waited_for_ends_with_it(server: RemotingServing) -> None:
     gone.send(RemotingCommand(ECHO, 1))
 
 
-def test_a_request_to_the_client_and_its_response(server: RemotingServing) -> None:
-    for form in ("json", "rocketmq"):
-        with server.client(form=form) as client:
-            assert client.ask(CALL_BACK).code == 0
-            asked = client.next_request()
-            assert (asked.code, asked.opaque, asked.ext_fields) == (40, 77, {"consumerGroup": "g"})
-            client.reply(asked, 3, remark="so")
-            assert client.ask(ECHO).code == 0
-        assert (server.processor.responses[-1].code, server.processor.responses[-1].remark) == (3, "so")
-    server.wait_for(lambda: (server.row()["connectionsTotal"], server.row()["connections"]) == (2, 0))
-    assert server.row()["requests"] == {"other": {"ok": 4}}, "a response is no request"
-
-
 def test_who_ends_his_side_ends_the_connection_and_keeps_what_was_answered(server: RemotingServing) -> None:
     with server.client() as client:
         client.start(HANG)
@@ -134,10 +125,7 @@ def test_who_ends_his_side_ends_the_connection_and_keeps_what_was_answered(serve
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_a_stop_lets_finish_what_is_under_way(tmp_path: Path, is_tls: bool) -> None:
-    cert, key = make_certificate(tmp_path)
-    given = {"remoting_tls_cert": cert, "remoting_tls_key": key} if is_tls else {}
-    tls = client_context(cert) if is_tls else None
-    with RemotingServing(tmp_path, **given) as server, server.client(tls=tls) as client, server.client(tls=tls) as idle:
+    with RemotingServing(tmp_path, is_tls=is_tls) as server, server.client() as client, server.client() as idle:
         assert idle.ask(ECHO).code == 0
         request = client.start(SLEEP, {"seconds": 0.3})
         large = client.start(SIZE, {"size": 9_000_000})
@@ -212,9 +200,8 @@ def test_who_is_who(tmp_path: Path, host: str) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path)
-    with RemotingServing(tmp_path, remoting_tls_cert=cert, remoting_tls_key=key) as server:
-        with server.client(tls=client_context(cert)) as client:
+    with RemotingServing(tmp_path, is_tls=True) as server:
+        with server.client() as client:
             assert client.ask(ECHO, body=bytes(900_000)).body == bytes(900_000)
             assert client.ask(SIZE, {"size": 3_000_000}).body == bytes(3_000_000)
         with server.connect() as plain:
@@ -223,15 +210,13 @@ def test_tls(tmp_path: Path) -> None:
         with server.connect() as left:
             left.sendall(b"\x16\x03\x01\x02")
         server.wait_for(lambda: server.row()["refused"]["tls"] == 2)
-        with server.client(tls=client_context(cert)) as client:
+        with server.client() as client:
             assert client.ask(ECHO).code == 0
             server.wait_for(lambda: server.row()["connections"] == 1)
 
 
 def test_a_handshake_that_does_not_come(tmp_path: Path) -> None:
-    limits = replace(LIMITS, handshake_seconds=0.2)
-    cert, key = make_certificate(tmp_path)
-    with RemotingServing(tmp_path, limits=limits, remoting_tls_cert=cert, remoting_tls_key=key) as server:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, handshake_seconds=0.2), is_tls=True) as server:
         with server.connect() as peer:
             server.wait_for(lambda: server.row()["connections"] == 1)
             assert is_closed(peer)
@@ -337,25 +322,22 @@ def test_any_stream_in_any_pieces(shared: RemotingServing) -> None:
             assert sorted(client.receive().opaque for _ in range(whole)) == list(range(whole))
 
 
-@pytest.mark.parametrize("start", [b"\x00", _HEARTBEAT[:-1], struct.pack(">i", 1 << 20), _HEARTBEAT + b"\x00\x00\x00"])
-def test_a_frame_that_does_not_end(tmp_path: Path, start: bytes) -> None:
-    with RemotingServing(tmp_path, limits=replace(LIMITS, frame_seconds=0.3)) as server:
-        with server.connect() as peer:
-            began = time.monotonic()
-            peer.sendall(start)
-            assert is_closed(peer)
-            assert 0.2 < time.monotonic() - began < 5
-        _closed(server, "slow")
-
-
-def test_a_frame_a_byte_now_and_then(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "pause"),
+    [
+        (b"\x00", 0), (_HEARTBEAT[:-1], 0), (struct.pack(">i", 1 << 20), 0), (_HEARTBEAT + b"\x00\x00\x00", 0),
+        (_HEARTBEAT[:-1], 0.02),
+    ],
+)  # fmt: skip
+def test_a_frame_that_does_not_end(tmp_path: Path, start: bytes, pause: float) -> None:
     with RemotingServing(tmp_path, limits=replace(LIMITS, frame_seconds=0.3)) as server:
         with server.connect() as peer, suppress(ConnectionError):
-            for byte in _HEARTBEAT:
-                peer.sendall(bytes([byte]))
-                time.sleep(0.02)
+            for at in range(len(start) if pause else 1):  # all of it, or a byte now and then
+                peer.sendall(start[at : at + 1] if pause else start)
+                time.sleep(pause)
+            assert is_closed(peer)
         _closed(server, "slow")
-        assert server.processor.begun[34] == 0
+        assert server.processor.begun[34] == (start > _HEARTBEAT)
 
 
 def test_a_large_frame_may_take_longer_when_it_comes(tmp_path: Path) -> None:
@@ -435,9 +417,8 @@ def test_without_descriptors_they_wait(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_answers_that_are_not_taken(tmp_path: Path, is_tls: bool) -> None:
-    limits = replace(LIMITS, untaken_seconds=0.3)
-    with _tls_or_not(tmp_path, is_tls, limits) as server:
-        with _client(server, is_tls) as greedy, _client(server, is_tls) as gone, _client(server, is_tls) as good:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, untaken_seconds=0.3), is_tls=is_tls) as server:
+        with server.client() as greedy, server.client() as gone, server.client() as good:
             for client in (greedy, gone):
                 client.start(SIZE, {"size": 20_000_000})
             server.wait_for(lambda: server.processor.ended[SIZE] == 2)
@@ -445,18 +426,6 @@ def test_answers_that_are_not_taken(tmp_path: Path, is_tls: bool) -> None:
             server.wait_for(lambda: server.row()["connections"] == 1)
             assert good.ask(ECHO).code == 0
         _closed(server, "untaken", 2)
-
-
-def _tls_or_not(place: Path, is_tls: bool, limits: Limits = LIMITS) -> RemotingServing:
-    if not is_tls:
-        return RemotingServing(place, limits=limits)
-    cert, key = make_certificate(place)
-    return RemotingServing(place, limits=limits, remoting_tls_cert=cert, remoting_tls_key=key)
-
-
-def _client(server: RemotingServing, is_tls: bool) -> RemotingClient:
-    cert = server.config.remoting.remoting_tls_cert
-    return server.client(tls=client_context(cert) if is_tls and cert is not None else None)
 
 
 def test_an_answer_that_is_taken_slowly(tmp_path: Path) -> None:
@@ -472,14 +441,14 @@ def test_an_answer_that_is_taken_slowly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_who_asks_without_listening_is_not_read_any_more(tmp_path: Path, is_tls: bool) -> None:
     frame = encode(Command(SIZE, 1, ext_fields={"size": "100000"}))
-    with _tls_or_not(tmp_path, is_tls) as server, _client(server, is_tls) as deaf:
+    with RemotingServing(tmp_path, is_tls=is_tls) as server, server.client() as deaf:
         peer = deaf.socket
         peer.settimeout(1)
         with pytest.raises(TimeoutError):
             peer.sendall(frame * 120_000)  # more than buffers on the way hold
         began = server.processor.begun[SIZE]
         assert began < 2 * LIMITS.under_way
-        with _client(server, is_tls) as good:
+        with server.client() as good:
             assert good.ask(ECHO).code == 0
         assert server.processor.begun[SIZE] == began
         # What it did ask is answered once it listens.
@@ -539,3 +508,173 @@ def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path) -> None:
             stack.enter_context(server.client()).start(SIZE, {"size": 20_000_000})
         assert len(good.ask(SIZE, {"size": 1_000_000}).body) == 1_000_000
         server.wait_for(lambda: server.row()["closed"]["memory"] >= 5)
+
+
+_QUERY = {"topic": "T", "key": "k", "maxNum": "32"} | ALL_TIME
+
+
+_KEYS = ("rocketmq", "12345678")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> QueueStore:
+    return six_messages(tmp_path)
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many were answered by each call that answered any."""
+    done: list[int] = []
+    answer = KeyQueries.answer
+
+    def watched(self: KeyQueries, data: bytes, frame_max: int) -> Answered | None:
+        found = answer(self, data, frame_max)
+        done.extend([] if found is None else [found.requests])
+        return found
+
+    monkeypatch.setattr(KeyQueries, "answer", watched)
+    return done
+
+
+def query_frame(opaque: int, code: int = 12, fields: Mapping[str, str] = _QUERY) -> bytes:
+    return encode_command(RemotingCommand(code, opaque, language="JAVA", version=493, ext_fields=dict(fields)))
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    """One without its length."""
+    return stream.read(int.from_bytes(stream.read(4), "big"))
+
+
+def wait_until_compiled(outlet: Outlet, together: list[int]) -> None:
+    """Until requests are answered so."""
+    with outlet.connect() as client, client.makefile("rb") as stream:
+
+        def ask() -> bool:
+            client.sendall(query_frame(1) + query_frame(2))
+            return {decode_command(read_frame(stream)).opaque for _ in range(2)} == {1, 2} and bool(together)
+
+        outlet.wait_for(ask)
+
+
+def test_each_gets_its_own_answer(store: QueueStore, tmp_path: Path, together: list[int]) -> None:
+    at = str(store.messages()[2].phy_offset)
+    found, other, *_ = kinds = [
+        _QUERY,
+        _QUERY | {"key": "u1"},
+        _QUERY | {"key": "absent"},
+        _QUERY | {"maxNum": "x"},
+        _QUERY | {"key": "k\n"},
+        _QUERY | {"endTimestamp": str(T0)},
+    ]
+    asked = [*[(12, fields) for fields in kinds], (33, {"offset": at}), (310, {}), (34, {})]
+    rand = random.Random(3)
+    with Outlet(tmp_path) as outlet, outlet.connect() as client, client.makefile("rb") as stream:
+        wait_until_compiled(outlet, together)
+        wanted = []
+        for code, fields in asked:
+            client.sendall(query_frame(7, code, fields))
+            wanted.append(decode_command(read_frame(stream)))
+        assert [answer.code for answer in wanted] == [0, 0, 22, 1, 22, 22, 0, 3, 0]
+        together.clear()
+        time.sleep(0.2)  # the board is told fifty times a second
+        before = outlet.row()["requests"]["QUERY_MESSAGE"]["ok"]
+        sent = [rand.randrange(len(asked) if number % 100 > 40 else 2) for number in range(1000)]
+        answers = {}
+        for first in range(0, len(sent), 20):
+            numbers = range(first, first + 20)
+            data = b"".join(query_frame(number, *asked[sent[number]]) for number in numbers)
+            for begin in range(0, len(data), 1777):
+                client.sendall(data[begin : begin + 1777])
+            for _ in numbers:
+                answer = decode_command(read_frame(stream))
+                answers[answer.opaque] = answer
+        for number, kind in enumerate(sent):
+            assert replace(answers[number], opaque=7) == wanted[kind]
+        assert sum(together) > 200
+        assert max(together) > 1
+        ok = sum(asked[kind][1] in (found, other) for kind in sent)
+        outlet.wait_for(lambda: outlet.row()["requests"]["QUERY_MESSAGE"]["ok"] == before + ok)
+
+
+@pytest.mark.parametrize("way", ["signed", "exact"])
+def test_not_where_more_is_asked_for(store: QueueStore, tmp_path: Path, together: list[int], way: str) -> None:
+    settings: dict[str, Any] = {"remoting_mode": "exact"}
+    fields = _QUERY
+    if way == "signed":
+        (tmp_path / "secret").write_text(_KEYS[1])
+        settings = {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": tmp_path / "secret"}
+        fields = signed(_QUERY, b"", _KEYS)
+    with Outlet(tmp_path, **settings) as outlet, outlet.client() as client:
+        for _ in range(30):
+            assert client.ask(12, fields).code == 0
+        for _ in range(30):
+            assert client.ask(12, _QUERY).code == (16 if way == "signed" else 0)
+    assert not together
+
+
+def test_a_frame_that_is_none_behind_those_that_are_answered(
+    store: QueueStore, tmp_path: Path, together: list[int]
+) -> None:
+    with Outlet(tmp_path) as outlet:
+        wait_until_compiled(outlet, together)
+        with outlet.connect() as client, client.makefile("rb") as stream:
+            client.sendall(query_frame(70) + query_frame(71) + b"\xff\xff\xff\xff" + query_frame(72))
+            assert [decode_command(read_frame(stream)).opaque for _ in range(2)] == [70, 71]
+            assert is_closed(client)
+        outlet.wait_for(lambda: outlet.row()["closed"]["bytes"] == 1)
+
+
+# --- the configuration ------------------------------------------------------------------------------------------
+
+
+# --- who may ask -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guards(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], dict[str, object]]:
+    """Settings for TLS and for signatures."""
+    root = tmp_path_factory.mktemp("access")
+    cert, key = make_certificate(root)
+    (root / "secret").write_text(f"{_KEYS[1]}\n")
+    signatures: dict[str, object] = {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": root / "secret"}
+    return {"remoting_tls_cert": cert, "remoting_tls_key": key}, signatures
+
+
+def _read(store: Path, **keys: Any) -> Access:
+    return read_access(load({"store": str(store), **keys}, None, {}))
+
+
+def test_who_is_let_in_by_everybodys_leave(tmp_path: Path, guards: tuple[dict[str, object], ...]) -> None:
+    tls, acl = guards
+    access = _read(tmp_path, remoting="0.0.0.0:0", remoting_allow="10.0.0.0/8", **tls, **acl)
+    assert isinstance(access.tls, ssl.SSLContext)
+    assert access.tls.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert access.credentials == Credentials(_KEYS[0], _KEYS[1].encode())
+    assert access.networks == (ip_network("10.0.0.0/8"),)
+    assert not access.is_open
+    for remoting in ("127.0.0.1:0", "localhost:0", "[::1]:0", "off"):
+        assert not _read(tmp_path, remoting=remoting).is_open
+    for guard in ({}, tls, acl, {"remoting_allow": "0.0.0.0/0"}, {"remoting_allow": "10.0.0.0/8,::/0"}):
+        assert _read(tmp_path, remoting="0.0.0.0:0", **guard).is_open, guard
+    for guard in ({**tls, **acl}, {"remoting_allow": "10.0.0.0/8"}):
+        assert not _read(tmp_path, remoting="0.0.0.0:0", **guard).is_open, guard
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n", b"two words", b"\xff\xfe", b"x" * 4097])
+def test_keys_that_are_none(tmp_path: Path, guards: tuple[dict[str, object], ...], content: bytes | None) -> None:
+    path, (tls, acl) = tmp_path / "key", guards
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match="remoting_secret_key_file") as error:
+        _read(tmp_path, **acl | {"remoting_secret_key_file": path})
+    assert "words" not in error.value.line()
+    with pytest.raises(UsageError, match="TLS") as error:
+        _read(tmp_path, **tls | {"remoting_tls_key": path})
+    if content is None:
+        (tmp_path / "other").mkdir()
+        with pytest.raises(UsageError, match="TLS") as error:
+            _read(tmp_path, **tls | {"remoting_tls_key": make_certificate(tmp_path / "other")[1]})
+        assert error.value.hint == "give the key that belongs to the certificate"
+        with pytest.raises(UsageError, match="remoting_secret_key_file") as error:
+            _read(tmp_path, **acl | {"remoting_secret_key_file": tmp_path})
+        assert error.value.hint == "give a file with the secret key"

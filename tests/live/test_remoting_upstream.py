@@ -1,0 +1,850 @@
+"""Which request is answered by whom: the index, routes that lead here, name server and broker behind, or nobody."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexd.serve.remoting.routes import write_json
+from support.daemon import rebuild
+from support.data_directory import LAYOUT, SEGMENT, make_data
+from support.remoting import (
+    CLUSTER,
+    NAME,
+    PATIENCE,
+    V4_9_3,
+    V4_9_4,
+    Brokers,
+    Command,
+    Outlet,
+    Peer,
+    RemotingClient,
+    broker_data,
+    broker_handlers,
+    name_server_handlers,
+    route_data,
+    signed,
+)
+from support.small_log import SIZES, write_log
+from support.tls import make_certificate, server_context
+
+_KEYS = ("rocketmq", "12345678")
+
+
+_QUERY = {"topic": "TopicTest", "key": "Aa", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**63 - 1}
+
+
+#: Every code that is answered without an upstream, with fields that are enough for it.
+_ANSWERED: dict[int, dict[str, object]] = {
+    11: {
+        "consumerGroup": "TOOLS_CONSUMER", "topic": "TopicTest", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
+    },
+    12: _QUERY,
+    28: {},
+    29: {"topic": "TopicTest", "queueId": 0, "timestamp": 0},
+    30: {"topic": "TopicTest", "queueId": 0},
+    31: {"topic": "TopicTest", "queueId": 0},
+    32: {"topic": "TopicTest", "queueId": 0},
+    33: {"topic": "TopicTest", "offset": 0},
+    34: {},
+    35: {"clientID": "c"},
+    105: {"topic": "TopicTest"},
+    106: {},
+    206: {},
+    300: {"topic": "TopicTest"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a store and its data directory."""
+    place = tmp_path_factory.mktemp("processor")
+    write_log(place / "store", 300)
+    rebuild(place / "store", place / "data", *SIZES)
+    return place
+
+
+@pytest.fixture(scope="module")
+def outlet(root: Path) -> Iterator[Outlet]:
+    with Outlet(root, node_id=NAME, cluster=CLUSTER) as outlet:
+        yield outlet
+
+
+@pytest.fixture(params=["json", "rocketmq"])
+def client(outlet: Outlet, request: pytest.FixtureRequest) -> Iterator[RemotingClient]:
+    with outlet.client(form=request.param) as client:
+        yield client
+
+
+def test_what_is_answered_without_an_upstream(root: Path, client: RemotingClient) -> None:
+    for code, fields in _ANSWERED.items():
+        answer = client.ask(code, fields)
+        assert (answer.code, answer.flag, answer.form, answer.language) == (0, 1, client.form, "PYTHON"), (code, answer)
+        if code == 206:  # mqadmin topicList
+            topics = answer.json()["topicList"]
+            assert topics == sorted(path.name for path in (root / "data/consumequeue").iterdir())
+            assert "TopicTest" in topics
+
+
+@pytest.mark.parametrize("code", [3, 10, 15, 26, 36, 37, 38, 39, 103, 205, 310, 361, 200050, -1, 0, 32767, 2**31 - 1])
+def test_what_nobody_answers(outlet: Outlet, code: int) -> None:
+    with outlet.client() as client:
+        answer = client.ask(code, {"topic": "TopicTest"}, b"body")
+        assert (answer.code, answer.remark) == (
+            3,
+            f"request code {code} is none of those that indexd answers: indexd answers queries, and has no "
+            "upstream_namesrv to pass others to",
+        )
+
+
+def test_fields_that_are_missing_or_none(client: RemotingClient) -> None:
+    for code, fields in _ANSWERED.items():
+        for name in fields:
+            if name in ("clientID", "consumerGroup") or (code, name) in ((33, "topic"), (300, "topic")):
+                continue
+            answer = client.ask(code, {other: value for other, value in fields.items() if other != name})
+            assert (answer.code, f"ext field {name} is missing" in str(answer.remark)) == (1, True), (code, answer)
+
+
+def test_oneway_requests_and_responses_get_no_answer(client: RemotingClient) -> None:
+    for code, fields in _ANSWERED.items():
+        for flag in (1, 2, 3):
+            client.start(code, fields, flag=flag)
+    client.tell(310)
+    last = client.start(34)
+    assert client.receive().opaque == last.opaque
+
+
+@pytest.fixture
+def signing(tmp_path: Path) -> dict[str, object]:
+    (tmp_path / "secret").write_text(_KEYS[1])
+    return {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": tmp_path / "secret"}
+
+
+def test_every_request_has_to_be_signed(root: Path, signing: dict[str, object], stack: ExitStack) -> None:
+    outlet = stack.enter_context(Outlet(root, **signing))
+    client, known, wrong = (
+        stack.enter_context(outlet.client(credentials=keys)) for keys in (None, _KEYS, (_KEYS[0], "wrong"))
+    )
+    for code, fields in (_ANSWERED | {310: {}}).items():
+        for one in (client, wrong):
+            answer = one.ask(code, fields)
+            assert (answer.code, answer.body) == (16, b"")
+            assert _KEYS[1] not in str(answer.remark)
+        assert known.ask(code, fields).code == (3 if code == 310 else 0)
+    texts = {name: str(value) for name, value in _QUERY.items()}
+    assert client.ask(12, signed(texts, b"", _KEYS) | {"key": "BB"}).code == 16
+    client.start(12, texts, flag=2)
+    assert client.ask(12, signed(texts, b"", _KEYS)).code == 0
+
+
+def test_what_is_not_signed_goes_no_further(root: Path, signing: dict[str, object], stack: ExitStack) -> None:
+    behind = Front(stack, root, **signing)
+    stranger, client = behind.client(), behind.client(credentials=_KEYS)
+    for code in (34, 310, 206, 105, 106, 28, 12):
+        assert stranger.ask(code, {"topic": "TopicTest"}).code == 16
+    stranger.tell(310)
+    assert not behind.broker.requests + behind.names.requests
+    assert client.ask(310, {"a": "b"}, b"body").code == 0
+    (_, sent), *_ = behind.broker.requests
+    assert dict(sent.ext_fields) == signed({"a": "b"}, b"body", _KEYS)  # as it was signed: the broker looks too
+    (_, asked), *_ = behind.names.requests
+    assert dict(asked.ext_fields) == signed({}, b"", _KEYS)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_before_the_index_is_open(root: Path, tmp_path: Path, is_there: bool) -> None:
+    outlet = Outlet(root if is_there else tmp_path)
+    if is_there:
+        outlet.board.leaving("opening")
+    with outlet, outlet.client() as client:
+        for code, fields in _ANSWERED.items():
+            answer = client.ask(code, fields)
+            if code in (28, 34, 35, 106, 300):
+                assert answer.code == 0, answer
+            else:
+                assert answer.code == 2, answer
+                assert ("the index is opening" if is_there else "holds no index yet") in str(answer.remark)
+        assert client.ask(28).json()["table"]["indexdPhase"] == outlet.board.phase
+
+
+def test_queries_while_the_broker_is_asked(root: Path, stack: ExitStack) -> None:
+    # Nothing that waits for others holds up what the index answers.
+    behind = Front(stack, root)
+    behind.broker.handlers.update(dict.fromkeys(range(400), lambda _: None))
+    client = behind.client()
+    client.tell(34, body=_HEARTBEAT)
+    waiting = [client.start(310) for _ in range(100)]
+    assert client.ask(12, _QUERY).code == 0
+    behind.broker.wait(lambda peer: peer.codes().count(310) == len(waiting))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+# --- our own ----------------------------------------------------------------------------------------------------
+
+
+def test_our_own_route_leads_here_for_reading(outlet: Outlet, client: RemotingClient) -> None:
+    for topic in ("TopicTest", "订单主题", "L" + "x" * 199):
+        answer = client.ask(105, {"topic": topic})
+        assert answer.code == 0
+        assert answer.json() == {
+            "brokerDatas": [broker_data(NAME, {0: outlet.address})],
+            "filterServerTable": {},
+            "queueDatas": [{"brokerName": NAME, "perm": 4, "readQueueNums": 4, "writeQueueNums": 4, "topicSysFlag": 0}],
+        }
+    cluster = client.ask(106).json()
+    assert cluster["brokerAddrTable"] == {NAME: broker_data(NAME, {0: outlet.address})}
+    assert cluster["clusterAddrTable"] == {CLUSTER: [NAME]}
+    for topic in ("nobody", "%RETRY%g", "%DLQ%g", "", ".", "..", "a/b", "../data", "x" * 5000, "a\0b"):
+        answer = client.ask(105, {"topic": topic})
+        assert (answer.code, 0 < len(str(answer.remark)) < 300) == (17, True)
+
+
+def test_a_topic_that_is_newer_than_the_frontier(root: Path, client: RemotingClient) -> None:
+    for name in ("7", "no queue", "09"):
+        (root / "data/consumequeue/Newest" / name).mkdir(parents=True)
+    assert client.ask(105, {"topic": "Newest"}).json()["queueDatas"][0]["readQueueNums"] == 8
+    shutil.rmtree(root / "data/consumequeue/Newest")
+
+
+def test_without_consume_queues_every_topic_has_a_route(tmp_path: Path) -> None:
+    (tmp_path / "store/commitlog").mkdir(parents=True)
+    make_data(tmp_path / "data", tmp_path / "store", [], LAYOUT, "5.4", SEGMENT)
+    with Outlet(tmp_path) as outlet, outlet.client() as client:
+        assert client.ask(105, {"topic": "any"}).json()["queueDatas"][0]["readQueueNums"] == 1
+
+
+@pytest.mark.parametrize("form", ["json", "rocketmq"])
+@pytest.mark.parametrize(
+    ("version", "fields", "is_standard"),
+    [
+        (V4_9_3, {}, False),
+        (V4_9_4, {}, True),
+        (V4_9_3, {"acceptStandardJsonOnly": "true"}, True),
+        (V4_9_3, {"acceptStandardJsonOnly": "false"}, False),
+        (0, {}, False),
+    ],
+)
+def test_the_style_that_the_client_reads(
+    root: Path,
+    form: str,
+    version: int,
+    fields: dict[str, str],
+    is_standard: bool,
+) -> None:
+    with Outlet(root, remoting_advertise="indexd.example:9876") as outlet, outlet.client(form=form) as client:
+        for code in (105, 106):
+            body = client.ask(code, {"topic": "TopicTest"} | fields, version=version).body
+            key = b'"0"' if is_standard else b"0"
+            assert b'"brokerAddrs":{' + key + b':"indexd.example:9876"}' in body
+
+
+# --- a name server's ---------------------------------------------------------------------------------------------
+
+
+class Front:
+    """The outlet, one client of it (``ask``), and behind both a broker and a name server.
+
+    The name server knows ``brokers`` and a topic on them; where none are given, the broker as NAME, and every topic.
+    """
+
+    def __init__(self, stack: ExitStack, root: Path, brokers: Brokers | None = None, **settings: object) -> None:
+        self._stack = stack
+        self.broker = stack.enter_context(Peer(broker_handlers()))
+        self.brokers = {NAME: {0: self.broker.address}} if brokers is None else brokers
+        self.topics: Any = None if brokers is None else {"TopicTest": dict(brokers)}
+        self.names = stack.enter_context(Peer(name_server_handlers(self.brokers, self.topics)))
+        given: dict[str, Any] = {"upstream_namesrv": self.names.address, "node_id": NAME} | settings
+        self.outlet = stack.enter_context(Outlet(root, **given))
+        self.ask = self.client().ask
+
+    def client(self, **options: Any) -> RemotingClient:
+        """One that the stack closes."""
+        return self._stack.enter_context(self.outlet.client(**options))
+
+    def route(self, topic: str = "TopicTest") -> Command:
+        return self.ask(105, {"topic": topic})
+
+    def addresses(self, topic: str = "TopicTest") -> dict[str, dict[str, str]]:
+        answer = self.route(topic)
+        assert answer.code == 0, answer
+        return {broker["brokerName"]: broker["brokerAddrs"] for broker in answer.json()["brokerDatas"]}
+
+
+def test_the_masters_address_alone_becomes_ours(root: Path, stack: ExitStack) -> None:
+    brokers: Brokers = {NAME: {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}, "broker-b": {0: "10.0.0.3:10911"}}
+    behind = Front(stack, root, brokers)
+    ours = behind.outlet.address
+    wanted = {NAME: {"0": ours, "1": "10.0.0.2:10911"}, "broker-b": {"0": "10.0.0.3:10911"}}
+    assert behind.addresses() == wanted
+    route = behind.route().json()
+    assert route["queueDatas"] == route_data(brokers)["queueDatas"]  # as they are: producers send here
+    cluster = behind.ask(106).json()
+    assert {name: broker["brokerAddrs"] for name, broker in cluster["brokerAddrTable"].items()} == wanted
+    assert cluster["clusterAddrTable"] == {CLUSTER: [NAME, "broker-b"]}
+    old = behind.ask(105, {"topic": "TopicTest"}, version=V4_9_3).body
+    assert f'{{0:"{ours}",1:"10.0.0.2:10911"}}'.encode() in old
+
+
+def test_members_that_nobody_knows_here_stay(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}})
+    route = route_data(behind.brokers) | {
+        "orderTopicConf": f"{NAME}:4;x:{{1:2}}",
+        "topicQueueMappingByBroker": {NAME: {"currIdMap": {"0": 0}, "topic": "TopicTest"}},
+    }
+    behind.names.handlers[105] = lambda _: {"body": write_json(route, is_standard=False), "remark": "r"}
+    answer = behind.route()
+    route["brokerDatas"][0]["brokerAddrs"]["0"] = behind.outlet.address
+    assert (answer.json(), answer.remark) == (route, "r")
+
+
+def test_where_a_topic_is_not_on_our_broker(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}, "broker-b": {0: "10.0.0.3:10911"}})
+    behind.topics["Elsewhere"] = {"broker-b": {0: "10.0.0.3:10911"}}
+    assert behind.addresses("Elsewhere") == {"broker-b": {"0": "10.0.0.3:10911"}}
+    answer = behind.route("Nowhere")
+    assert (answer.code, answer.remark) == (17, "no route in name server")
+    # It was deleted: the name server knows the broker, and says that it has no such topic.
+    del behind.topics["TopicTest"]
+    for _ in range(10):
+        assert behind.route().code == 17
+        time.sleep(0.01)
+    behind.names.stop()
+    assert behind.route().json()["queueDatas"][0]["perm"] == 4
+
+
+def test_a_broker_that_is_gone_is_still_found_here(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}, "broker-b": {0: "10.0.0.3:10911"}})
+    ours = {"0": behind.outlet.address}
+    assert behind.addresses()[NAME] == ours
+    del behind.brokers[NAME], behind.topics["TopicTest"][NAME]
+    behind.outlet.wait_for(lambda: len(behind.addresses()) == 2)
+    route = behind.route().json()
+    assert {broker["brokerName"]: broker["brokerAddrs"] for broker in route["brokerDatas"]}[NAME] == ours
+    assert [queues["brokerName"] for queues in route["queueDatas"]] == ["broker-b"]  # nobody sends or consumes here
+    cluster = behind.ask(106).json()
+    assert cluster["brokerAddrTable"][NAME]["brokerAddrs"] == ours
+    assert sorted(cluster["clusterAddrTable"][CLUSTER]) == [NAME, "broker-b"]
+
+
+def test_a_slave_that_is_left_alone_is_not_hidden(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}})
+    assert behind.addresses() == {NAME: {"0": behind.outlet.address, "1": "10.0.0.2:10911"}}
+    behind.brokers[NAME] = {1: "10.0.0.2:10911"}
+    behind.topics["TopicTest"] = {NAME: {1: "10.0.0.2:10911"}}
+    assert behind.addresses() == {NAME: {"1": "10.0.0.2:10911"}}
+    behind.ask(106)
+    behind.topics["TopicTest"] = {NAME: {0: "10.0.0.2:10911"}}  # it acts as the master, in routes alone
+    assert behind.addresses() == {NAME: {"0": "10.0.0.2:10911"}}
+
+
+def test_a_name_server_that_is_gone_or_has_forgotten(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}})
+    wanted = behind.route().json()
+    assert wanted["queueDatas"][0]["perm"] == 6
+    behind.brokers["broker-b"] = {0: "10.0.0.3:10911"}
+    cluster = behind.ask(106).json()
+    assert sorted(cluster["brokerAddrTable"]) == [NAME, "broker-b"]
+    behind.topics["OrderPaid"] = {}
+    behind.brokers.clear()
+    behind.topics.clear()
+    # Started anew, it has heard of no broker yet: what it said before still holds.
+    behind.outlet.wait_for(lambda: behind.route().code == 0)
+    assert behind.route().json() == wanted
+    assert behind.route("OrderPaid").json()["queueDatas"][0]["perm"] == 4  # that it never spoke of
+    assert behind.route("nobody").remark == "no route in name server"
+    behind.names.stop()
+    assert behind.route().json() == wanted
+    assert behind.route("OrderPaid").json()["queueDatas"][0]["perm"] == 4
+    assert behind.route("nobody").code == 17
+    assert behind.ask(106).json() == cluster
+    assert "upstream_failed" in behind.outlet.events()
+
+
+def test_answers_that_cannot_be_read_go_on_as_they_are(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}})
+    for code in (105, 106):
+        for body in (b"", b"{", b"[]", b"{}", b'{"brokerDatas":[1]}', b'{"brokerAddrTable":{"x":{}}}'):
+            behind.names.handlers[code] = lambda _, body=body: {"body": body}
+            answer = behind.ask(code, {"topic": "TopicTest"})
+            assert (answer.code, answer.body) == (0, body)
+        behind.names.handlers[code] = lambda _: {"code": 1, "remark": "name server not ready"}
+        answer = behind.ask(code, {"topic": "TopicTest"})
+        assert (answer.code, answer.remark) == (1, "name server not ready")
+    assert "upstream_unread" in behind.outlet.events()
+
+
+def test_more_than_is_read_goes_on_as_it_is(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}})
+    wanted = behind.route().json()
+    for code in (105, 106):
+        behind.names.handlers[code] = lambda _: {"body": b'{"' + b" " * (9 << 20)}
+        assert (behind.ask(code, {"topic": "TopicTest"}).code) == 0
+    problems = [str(fields["problem"]) for _, event, fields in behind.outlet.log.lines if event == "upstream_unread"]
+    assert any("it has 9437186 bytes" in problem for problem in problems)
+    behind.names.stop()
+    assert behind.route().json() == wanted  # what cannot be read takes the place of nothing
+
+
+def test_queries_go_to_the_index_with_a_broker_behind(root: Path, stack: ExitStack) -> None:
+    behind = Front(stack, root)
+    broker = behind.broker
+    assert behind.ask(12, _QUERY).code == 0
+    assert behind.ask(33, {"topic": "TopicTest", "offset": 0}).code == 0
+    assert behind.ask(30, {"topic": "TopicTest", "queueId": 0}).ext_fields["msgId"] == "broker"
+    broker.stop()
+    offset = behind.ask(30, {"topic": "TopicTest", "queueId": 0}).ext_fields["offset"]
+    assert int(offset) > 0
+    assert behind.ask(11, _ANSWERED[11]).code == 0
+    answer = behind.ask(11, _ANSWERED[11] | {"consumerGroup": "g"})
+    assert (answer.code, str(answer.remark).startswith(f"the broker at {broker.address}")) == (14, True)
+    assert broker.codes() == [30]
+
+
+_HEARTBEAT = json.dumps({"clientID": "client-1", "producerDataSet": [{"groupName": "g"}]}).encode()
+
+
+def _nobody() -> str:
+    # Where nobody listens.
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        return f"127.0.0.1:{nobody.getsockname()[1]}"
+
+
+def _outlet(stack: ExitStack, root: Path, names: str, **settings: object) -> tuple[Outlet, RemotingClient]:
+    outlet = stack.enter_context(Outlet(root, **{"upstream_namesrv": names, "node_id": NAME} | settings))
+    return outlet, stack.enter_context(outlet.client())
+
+
+def _names(stack: ExitStack, *addresses: str, **more: Any) -> Peer:
+    # A name server that knows our broker, at these addresses.
+    return stack.enter_context(Peer(name_server_handlers({NAME: dict(enumerate(addresses))}), **more))
+
+
+@pytest.fixture
+def behind(tmp_path: Path, stack: ExitStack) -> Front:
+    return Front(stack, tmp_path)
+
+
+@pytest.mark.parametrize("form", ["json", "rocketmq"])
+def test_a_request_goes_to_the_broker_as_it_is(behind: Front, form: str) -> None:
+    client = behind.client(form=form)
+    fields = {"a": "TopicTest", "b": "钥匙", "AccessKey": "k", "Signature": "s="}
+    answer = client.ask(310, fields, b"body \0\xff", language="GO", version=400, remark=None)
+    assert (answer.code, answer.form, answer.body) == (0, form, b"body \0\xff")
+    assert answer.ext_fields == fields | {"msgId": "broker"}
+    (_, sent), *more = behind.broker.requests
+    assert not more
+    # JSON alone has room for what is no ext field, and would be signed: the mark that tells of a circle.
+    assert (sent.code, sent.form, sent.language, sent.version, sent.flag) == (310, "json", "GO", 400, 0)
+    assert (sent.ext_fields, sent.body) == (fields, b"body \0\xff")
+
+
+def test_what_belongs_to_a_name_server_goes_there(behind: Front) -> None:
+    client = behind.client()
+    assert client.ask(206).json() == {"topicList": ["TopicTest"]}
+    answer = client.ask(319)
+    assert (answer.code, answer.remark) == (3, "no handler")
+    assert 206 in behind.names.codes()
+    assert not behind.broker.requests
+
+
+def test_many_clients_at_once_get_each_its_own_answers(behind: Front) -> None:
+    failures: list[object] = []
+
+    def work(number: int) -> None:
+        with behind.outlet.client(form=("json", "rocketmq")[number % 2]) as client:
+            if number % 3 == 0:
+                client.ask(34, body=json.dumps({"clientID": f"c{number}"}).encode())
+            asked = [client.start(310, {"a": f"{number}-{turn}"}, b"x" * (turn * 997)) for turn in range(50)]
+            for turn, request in enumerate(asked):
+                answer = client.answer_to(request)
+                if answer.ext_fields["a"] != f"{number}-{turn}" or len(answer.body) != turn * 997:
+                    failures.append((number, turn, answer))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failures
+    assert behind.broker.connections == 12  # one for each client
+
+
+def test_requests_of_one_client_stay_in_order(behind: Front) -> None:
+    # From the first one on, when the connection has yet to be made.
+    client = behind.client()
+    client.tell(34, body=_HEARTBEAT)
+    for number in range(200):
+        client.tell(310, {"n": number})
+    behind.broker.wait(lambda broker: len(broker.requests) == 201)
+    numbers = [int(command.ext_fields["n"]) for _, command in behind.broker.requests if command.code == 310]
+    assert numbers == list(range(200))
+    assert all(command.is_oneway for _, command in behind.broker.requests)
+    assert len({number for number, _ in behind.broker.requests}) == 1
+
+
+def test_a_oneway_request_is_the_last_word_of_its_client(behind: Front) -> None:
+    with behind.outlet.client() as client:
+        client.ask(34, body=_HEARTBEAT)
+        client.tell(37, {"commitOrRollback": "8"}, b"x" * 500_000)
+    behind.broker.wait(lambda broker: 37 in broker.codes() and not broker.open_connections())
+
+
+def test_the_broker_asks_the_client_that_it_knows(behind: Front) -> None:
+    first, second = behind.client(), behind.client(form="rocketmq")
+    for number, client in enumerate((first, second)):
+        assert client.ask(34, body=json.dumps({"clientID": f"c{number}"}).encode()).code == 0
+    (one, _), (two, _) = [one for one in behind.broker.requests if one[1].code == 34]
+    behind.broker.ask_client(two, 39, is_oneway=True, ext_fields={"transactionId": "t"}, body=b"half")
+    asked = second.next_request()
+    assert (asked.code, asked.flag, asked.ext_fields, asked.body) == (39, 2, {"transactionId": "t"}, b"half")
+
+    question = behind.broker.ask_client(one, 307, form="json")
+    request = first.next_request()
+    assert (request.code, request.opaque) == (307, question.opaque)
+    first.reply(request, 0, {"x": "y"}, body=b"running")
+    behind.broker.wait(lambda broker: broker.responses)
+    (response,) = behind.broker.responses
+    assert (response.opaque, response.ext_fields, response.body) == (question.opaque, {"x": "y"}, b"running")
+    assert not first.requests
+    assert not second.requests
+
+
+def test_a_long_poll_is_held_and_others_overtake_it(behind: Front) -> None:
+    release = threading.Event()
+
+    def pull(request: Command) -> dict[str, Any]:
+        release.wait(20)  # the stand-in answers in turn what comes by one connection: this client has one of its own
+        return {"body": request.body}
+
+    behind.broker.handlers[361] = pull
+    client, other = behind.client(), behind.client()
+    client.ask(34, body=_HEARTBEAT)
+    held = client.start(361, {"suspendTimeoutMillis": 20_000}, b"late")
+    assert other.ask(310, body=b"now").body == b"now"
+    assert client.ask(206).code == 0  # the same client, by the name server
+    release.set()
+    assert client.answer_to(held).body == b"late"
+
+
+def test_an_answer_that_never_comes(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Front(stack, tmp_path, patience=replace(PATIENCE, answer=0.2))
+    behind.broker.handlers[310] = lambda _: None
+    client = behind.client()
+    answer = client.ask(310)
+    assert (answer.code, answer.remark) == (
+        14, f"the broker at {behind.broker.address} does not answer: no answer within 0.2 s"
+    )  # fmt: skip
+    assert client.ask(10, body=b"on").body == b"on"  # by the same connection
+    assert behind.broker.connections == 1
+
+
+def test_the_broker_goes_and_comes_back_at_another_port(behind: Front) -> None:
+    client, idle = behind.client(), behind.client()
+    client.ask(34, body=_HEARTBEAT)
+    assert idle.ask(310).code == 0
+    behind.broker.handlers[310] = lambda _: None
+    lost = client.start(310)
+    behind.broker.wait(lambda broker: broker.codes().count(310) == 2)
+    behind.broker.stop()
+    answer = client.answer_to(lost)
+    assert answer.code == 14
+    assert answer.remark is not None
+    assert answer.remark.startswith(f"the broker at {behind.broker.address} does not answer: ")
+    for one in (client, idle):
+        answer = one.ask(310)
+        assert answer.code == 14
+        assert "refused" in str(answer.remark)
+    with Peer(broker_handlers()) as again:
+        behind.brokers[NAME] = {0: again.address}
+        deadline = time.monotonic() + 10
+        while (answer := client.ask(310, body=b"x")).code != 0:
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.05)
+        # The client's next heartbeat makes it known there.
+        assert client.ask(34, body=_HEARTBEAT).ext_fields["msgId"] == "broker"
+        assert [(number, command.code) for number, command in again.requests] == [(1, 310), (1, 34)]
+        again.ask_client(1, 40, is_oneway=True)
+        assert client.next_request().code == 40
+
+
+def test_another_broker_becomes_the_master(behind: Front) -> None:
+    # The one before lives on, as a slave: who was there has to leave it.
+    client, other = behind.client(), behind.client()
+    client.ask(34, body=_HEARTBEAT)
+    assert other.ask(310).code == 0
+    with Peer(broker_handlers()) as master:
+        behind.brokers[NAME] = {0: master.address, 1: behind.broker.address}
+        deadline = time.monotonic() + 10
+        while master.codes().count(310) < 2:
+            assert time.monotonic() < deadline
+            client.ask(310)
+            time.sleep(0.02)
+        count = len(behind.broker.requests)
+        assert other.ask(310).code == 0
+        assert (master.connections, len(behind.broker.requests)) == (2, count)
+
+
+def test_a_broker_that_takes_nothing(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Front(stack, tmp_path, patience=replace(PATIENCE, untaken_bytes=1 << 20))
+    release = threading.Event()
+    behind.broker.handlers[361] = lambda _: release.wait(20) and None
+    client = behind.client()
+    client.tell(361)
+    body = bytes(1 << 20)
+    asked = [client.start(310, body=body) for _ in range(20)]
+    refused = client.receive()
+    assert (refused.code, str(refused.remark).endswith("it has not taken 1 MiB yet")) == (14, True)
+    assert client.ask(206).code == 0
+    release.set()
+    codes = [client.answer_to(one).code for one in asked if one.opaque != refused.opaque]
+    assert 0 in codes
+    assert set(codes) <= {0, 14}
+    assert client.ask(310, body=body).code == 0
+
+
+def test_no_broker_and_no_name_server(tmp_path: Path, stack: ExitStack) -> None:
+    address = _nobody()
+    outlet, client = _outlet(stack, tmp_path, address)
+    answer = client.ask(310)
+    assert answer.code == 14
+    assert f"the name server at {address} does not answer: Connection refused" in str(answer.remark)
+    answer = client.ask(206)
+    assert (answer.code, str(answer.remark).startswith(f"the name server at {address}")) == (14, True)
+    assert client.ask(34, body=_HEARTBEAT).code == 0
+    assert client.ask(35, {"clientID": "client-1"}).code == 0
+    assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
+    client.tell(37)
+    outlet.wait_for(lambda: "upstream_dropped" in outlet.events())
+
+
+def test_a_broker_address_needs_no_name_server(tmp_path: Path, stack: ExitStack) -> None:
+    broker = stack.enter_context(Peer(broker_handlers()))
+    _, client = _outlet(stack, tmp_path, _nobody(), broker_address=broker.address)
+    assert client.ask(310, body=b"x").body == b"x"
+
+
+def test_name_servers_are_asked_in_turn(tmp_path: Path, stack: ExitStack) -> None:
+    broker = stack.enter_context(Peer(broker_handlers()))
+    first, second = (_names(stack, broker.address) for _ in range(2))
+    _, client = _outlet(stack, tmp_path, f"{first.address};{second.address}")
+    assert client.ask(206).code == 0
+    assert not second.requests
+    first.stop()
+    assert client.ask(206).code == 0
+    assert second.requests
+    # One that was started anew at the same place is asked by a new connection, without a failure.
+    second.hang_up()
+    second.wait(lambda peer: not peer.open_connections())
+    assert client.ask(206).code == 0
+
+
+def test_the_broker_of_our_name_among_others(tmp_path: Path, stack: ExitStack) -> None:
+    ours, other = (stack.enter_context(Peer(broker_handlers())) for _ in range(2))
+    brokers = {"broker-b": {0: other.address}, NAME: {0: ours.address, 1: "127.0.0.1:1"}}
+    names = stack.enter_context(Peer(name_server_handlers(brokers)))
+    for settings in ({"node_id": NAME}, {"node_id": "another", "broker_address": ours.address}):
+        with Outlet(tmp_path, upstream_namesrv=names.address, **settings) as outlet, outlet.client() as client:
+            assert client.ask(310).code == 0
+    with Outlet(tmp_path, upstream_namesrv=names.address) as outlet, outlet.client() as client:
+        answer = client.ask(310)
+        assert answer.code == 14
+        assert "the name server knows these brokers: broker-a, broker-b; ours is" in str(answer.remark)
+        assert "upstream_unknown" in outlet.events()
+    assert ours.codes() == [310, 310]
+    assert not other.requests
+
+
+def test_one_alone_is_ours_and_stays_it(tmp_path: Path, stack: ExitStack) -> None:
+    ours, other = (stack.enter_context(Peer(broker_handlers())) for _ in range(2))
+    brokers: Brokers = {"some-name": {0: ours.address}}
+    names = stack.enter_context(Peer(name_server_handlers(brokers)))
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names.address))
+    client = stack.enter_context(outlet.client())
+    assert client.ask(310).code == 0
+    del brokers["some-name"]
+    brokers["another"] = {0: other.address}
+    ours.stop()
+    assert client.ask(310).code == 14
+    assert not other.requests
+
+
+@pytest.mark.parametrize("form", ["json", "rocketmq"])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack, is_alone: bool, form: str) -> None:
+    # By another daemon, which stands behind this one, or at once.
+    address = _nobody()
+    names = address.replace("127.0.0.1", "localhost")
+    if not is_alone:
+        names = stack.enter_context(Outlet(tmp_path, upstream_namesrv=address, node_id=NAME)).address
+    outlet, _ = _outlet(stack, tmp_path, names, remoting=address)
+    client = stack.enter_context(outlet.client(form=form))
+    answer = client.ask(206)
+    assert (answer.code, answer.form) == (14, form)
+    assert str(answer.remark) == "upstream_namesrv of this indexd leads back to it"
+    assert client.ask(310).code == 14
+    hints = [fields["hint"] for _, event, fields in outlet.log.lines if event == "upstream_circle"]
+    assert str(hints[0]).startswith("upstream_namesrv or the broker's address leads back here")
+
+
+def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: ExitStack) -> None:
+    # The daemon was started at the address of a broker that is gone, and that the name server still knows.
+    address = _nobody()
+    outlet, client = _outlet(stack, tmp_path, _names(stack, address).address, remoting=address)
+    answer = client.ask(310)
+    assert answer.code == 14
+    assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
+    assert client.ask(28).json()["table"]["brokerVersionDesc"].startswith("indexd")
+    assert "upstream_circle" in outlet.events()
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "10.0.0.1:99999", "10.0.0.1:0", "a\0b\n:1", "x" * 5000 + ":1"])
+def test_an_address_that_is_none(tmp_path: Path, stack: ExitStack, address: str) -> None:
+    outlet, client = _outlet(stack, tmp_path, _names(stack, address).address)
+    remark = str(client.ask(310).remark)
+    assert "is no address" in remark
+    assert len(remark) < 300
+    assert remark.isprintable()
+    # Clients are led here all the same.
+    assert client.ask(105, {"topic": "T"}).json()["brokerDatas"][0]["brokerAddrs"] == {"0": outlet.address}
+
+
+def test_bytes_that_are_no_answer(behind: Front, stack: ExitStack, tmp_path: Path) -> None:
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+    def babble() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.recv(1)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    threading.Thread(target=babble, daemon=True).start()
+    behind.brokers[NAME] = {0: f"127.0.0.1:{listener.getsockname()[1]}"}
+    client = behind.client()
+    answer = client.ask(310)
+    assert answer.code == 14
+    assert "what it sent is no answer" in str(answer.remark)
+
+
+def test_a_broker_does_not_register_through_us(behind: Front) -> None:
+    client = behind.client()
+    for code in (103, 904):
+        assert client.ask(code, {"brokerName": "x"}).code == 3
+    assert not {103, 904} & set(behind.names.codes())
+
+
+def test_figures_of_the_broker_with_ours(behind: Front) -> None:
+    client = behind.client()
+    table = client.ask(28).json()["table"]
+    assert table["brokerVersionDesc"] == "V5_4_0"
+    assert table["indexdPhase"] == "running"
+    behind.broker.stop()
+    table = client.ask(28).json()["table"]
+    assert table["brokerVersionDesc"].startswith("indexd")
+    assert table["indexdPhase"] == "running"
+
+
+def test_tls_to_name_server_and_broker(tmp_path: Path, stack: ExitStack) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = server_context(certificate, key)
+    broker = stack.enter_context(Peer(broker_handlers(), tls=context))
+    names = _names(stack, broker.address, tls=context)
+    settings: dict[str, object] = {"upstream_namesrv": names.address, "node_id": NAME, "upstream_tls": "true"}
+    with Outlet(tmp_path, upstream_ca_file=certificate, **settings) as outlet, outlet.client() as client:
+        assert client.ask(310, body=b"x").body == b"x"
+        assert client.ask(34, body=_HEARTBEAT).code == 0
+    with Outlet(tmp_path, **settings) as outlet, outlet.client() as client:  # the system's do not vouch for it
+        answer = client.ask(310)
+        assert answer.code == 14
+        assert "TLS: CERTIFICATE_VERIFY_FAILED" in str(answer.remark)
+
+
+# As long as RocketMQ's own clients wait.
+_CLIENTS_WAIT = 3.0
+
+
+def _hung(stack: ExitStack, kind: str) -> str:
+    # Nobody takes connections: the kernel makes them all the same, until its queue is full.
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0 if kind == "full" else 100))
+    place = listener.getsockname()
+    for _ in range(4 if kind == "full" else 0):
+        one = stack.enter_context(socket.socket())
+        one.setblocking(False)
+        one.connect_ex(place)
+    return f"127.0.0.1:{place[1]}"
+
+
+def _timed(client: RemotingClient, code: int, *more: Any) -> tuple[float, Command]:
+    began = time.monotonic()
+    answer = client.ask(code, *more)
+    return time.monotonic() - began, answer
+
+
+@pytest.mark.parametrize("kind", ["silent", "full"])
+@pytest.mark.parametrize("is_broker", [False, True])
+def test_a_hung_peer_takes_no_clients_patience(tmp_path: Path, stack: ExitStack, is_broker: bool, kind: str) -> None:
+    address = _hung(stack, kind)
+    _, client = _outlet(stack, tmp_path, _names(stack, address).address if is_broker else address)
+    asked: list[tuple[int, dict[str, object]]] = [(106, {})]
+    if is_broker:
+        asked = [(28, {}), (34, {}), (35, {"clientID": "x"}), (300, {"topic": "T"})]
+    seconds, answer = _timed(client, *asked[-1])
+    assert answer.code == 0
+    assert seconds < _CLIENTS_WAIT / 2
+    began = time.monotonic()
+    for _ in range(5):
+        for code, fields in asked:
+            assert client.ask(code, fields).code == 0
+        # There is no index here.
+        assert client.ask(*((30, {"topic": "T", "queueId": 0}) if is_broker else (105, {"topic": "T"}))).code in (2, 17)
+    assert time.monotonic() - began < 1
+    if not is_broker:  # what has no other answer: a connection may take its time
+        seconds, answer = _timed(client, 310)
+        assert answer.code == 14
+        assert 1 < seconds < 8
+
+
+def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Front(stack, tmp_path, upstream_timeout=2)
+    client = behind.client()
+    wanted = client.ask(105, {"topic": "TopicTest"}).json()
+    handlers = dict(behind.names.handlers)
+    behind.names.handlers.update(dict.fromkeys(handlers, lambda _: None))
+    for number in range(10):
+        seconds, answer = _timed(client, 105, {"topic": "TopicTest"})
+        assert answer.json() == wanted
+        assert seconds < (1 if number else 4)
+    behind.names.handlers.update(handlers)
+    behind.brokers["broker-b"] = {0: "10.0.0.3:10911"}
+    behind.outlet.wait_for(lambda: len(client.ask(105, {"topic": "TopicTest"}).json()["brokerDatas"]) == 2)
+
+
+def test_another_name_server_answers_for_one_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
+    both = f"{_hung(stack, 'silent')};{_names(stack, '10.0.0.1:10911').address}"
+    _, client = _outlet(stack, tmp_path, both)
+    for limit in (1.3, 0.3):
+        seconds, answer = _timed(client, 105, {"topic": "T"})
+        assert answer.json()["queueDatas"][0]["perm"] == 6
+        assert seconds < limit
+    _, other = _outlet(stack, tmp_path, both, upstream_timeout=0.5)
+    seconds, answer = _timed(other, 206)  # that takes its time, but not all of it here
+    assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
