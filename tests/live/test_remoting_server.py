@@ -23,6 +23,7 @@ from indexd.config import load
 from indexd.errors import UsageError
 from indexd.serve.remoting.access import Access, Credentials, read_access
 from indexd.serve.remoting.command import (
+    Form,
     RemotingCommand,
     decode_command,
     encode_command,
@@ -42,7 +43,6 @@ from support.remoting import (
     Command,
     Outlet,
     RemotingServing,
-    encode,
     is_closed,
     signed,
 )
@@ -57,8 +57,8 @@ def server(tmp_path: Path) -> Iterator[RemotingServing]:
         yield serving
 
 
-@pytest.mark.parametrize("form", ["json", "rocketmq"])
-def test_an_answer_is_in_the_form_of_its_request(server: RemotingServing, form: str) -> None:
+@pytest.mark.parametrize("form", list(Form))
+def test_an_answer_is_in_the_form_of_its_request(server: RemotingServing, form: Form) -> None:
     with server.client(form=form) as client:
         for body in (b"", b"body", bytes(700_000)):
             answer = client.ask(ECHO, {"topic": "T", "key": "钥匙"}, body)
@@ -68,12 +68,12 @@ def test_an_answer_is_in_the_form_of_its_request(server: RemotingServing, form: 
 
 def test_a_heap_of_frames_at_once(server: RemotingServing) -> None:
     count = 3 * LIMITS.under_way + 5
+    sent = b"".join(encode_command(Command(ECHO, number, body=b"x" * number)) for number in range(count))
     with server.client() as client:
-        client.socket.sendall(b"".join(encode(Command(ECHO, number, body=b"x" * number)) for number in range(count)))
+        client.socket.sendall(sent)
         answers = [client.receive() for _ in range(count)]
     assert sorted((answer.opaque, len(answer.body)) for answer in answers) == [(n, n) for n in range(count)]
-    sent = sum(len(encode(Command(ECHO, number, body=b"x" * number))) for number in range(count))
-    server.wait_for(lambda: server.row()["receivedBytes"] == sent)
+    server.wait_for(lambda: server.row()["receivedBytes"] == len(sent))
 
 
 def test_a_defect_is_an_answer_and_the_connection_goes_on(server: RemotingServing) -> None:
@@ -161,7 +161,7 @@ def test_a_restart_listens_on_the_same_socket(tmp_path: Path) -> None:
         server._thread = threading.Thread(target=server._run)
         server._thread.start()
         assert server._is_up.wait(10)
-        waiting.sendall(encode(Command(ECHO)))
+        waiting.sendall(encode_command(Command(ECHO)))
         assert waiting.recv(4)
         waiting.close()
 
@@ -205,7 +205,7 @@ def test_tls(tmp_path: Path) -> None:
             assert client.ask(ECHO, body=bytes(900_000)).body == bytes(900_000)
             assert client.ask(SIZE, {"size": 3_000_000}).body == bytes(3_000_000)
         with server.connect() as plain:
-            plain.sendall(encode(Command(ECHO)))
+            plain.sendall(encode_command(Command(ECHO)))
             assert is_closed(plain)
         with server.connect() as left:
             left.sendall(b"\x16\x03\x01\x02")
@@ -269,17 +269,10 @@ def test_descriptors_are_taken_and_left_for_the_index(
 _MANY = 2000
 
 
-_HEARTBEAT = encode(Command(34, 1))
+_HEARTBEAT = encode_command(Command(34, 1))
 
 
 _RESET = struct.pack("ii", 1, 0)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotingServing]:
-    """One server for whatever comes."""
-    with RemotingServing(tmp_path_factory.mktemp("hostile")) as serving:
-        yield serving
 
 
 def _closed(server: RemotingServing, reason: str, count: int = 1) -> None:
@@ -309,11 +302,11 @@ def test_bytes_that_are_no_frame(server: RemotingServing, words: bytes) -> None:
     assert server.log.lines[0][2]["peer"].startswith("127.0.0.1:")
 
 
-def test_any_stream_in_any_pieces(shared: RemotingServing) -> None:
-    frames = [encode(Command(ECHO, number, body=os.urandom(number * 37 % 5000))) for number in range(60)]
+def test_any_stream_in_any_pieces(server: RemotingServing) -> None:
+    frames = [encode_command(Command(ECHO, number, body=os.urandom(number * 37 % 5000))) for number in range(60)]
     data = b"".join(frames)
     for size in (1, 3, 4, 5, 1000, 4999, 70_000):
-        with shared.client() as client:
+        with server.client() as client:
             at = 0
             while at < len(data) and (size > 5 or at < 4000):
                 client.socket.sendall(data[at : at + size])
@@ -342,7 +335,7 @@ def test_a_frame_that_does_not_end(tmp_path: Path, start: bytes, pause: float) -
 
 def test_a_large_frame_may_take_longer_when_it_comes(tmp_path: Path) -> None:
     limits = replace(LIMITS, frame_seconds=0.15, frame_bytes_per_second=500_000)
-    frame = encode(Command(ECHO, body=bytes(500_000)))
+    frame = encode_command(Command(ECHO, body=bytes(500_000)))
     with RemotingServing(tmp_path, limits=limits) as server, server.client() as client:
         for at in range(0, len(frame), 100_000):
             client.socket.sendall(frame[at : at + 100_000])
@@ -366,7 +359,7 @@ def test_who_says_nothing(tmp_path: Path) -> None:
 
 
 def test_thousands_of_connections(server: RemotingServing) -> None:
-    frame = encode(Command(ECHO, 5, body=b"all"))
+    frame = encode_command(Command(ECHO, 5, body=b"all"))
     with ExitStack() as stack:
         peers = [stack.enter_context(server.connect()) for _ in range(_MANY)]
         for peer in peers:
@@ -440,7 +433,7 @@ def test_an_answer_that_is_taken_slowly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_who_asks_without_listening_is_not_read_any_more(tmp_path: Path, is_tls: bool) -> None:
-    frame = encode(Command(SIZE, 1, ext_fields={"size": "100000"}))
+    frame = encode_command(Command(SIZE, 1, ext_fields={"size": "100000"}))
     with RemotingServing(tmp_path, is_tls=is_tls) as server, server.client() as deaf:
         peer = deaf.socket
         peer.settimeout(1)
@@ -459,7 +452,7 @@ def test_who_asks_without_listening_is_not_read_any_more(tmp_path: Path, is_tls:
 def test_as_many_requests_under_way_as_may_be(tmp_path: Path) -> None:
     with RemotingServing(tmp_path, limits=replace(LIMITS, under_way=20), remoting_idle_timeout="1s") as server:
         with server.client() as client, server.client() as other:
-            client.socket.sendall(b"".join(encode(Command(HANG, number)) for number in range(50)))
+            client.socket.sendall(b"".join(encode_command(Command(HANG, number)) for number in range(50)))
             server.wait_for(lambda: server.processor.begun[HANG] == 20)
             assert other.ask(ECHO).code == 0
             assert server.processor.begun[HANG] == 20

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from indexd.serve.remoting.command import Form
 from indexd.serve.remoting.routes import write_json
 from support.daemon import rebuild
 from support.data_directory import LAYOUT, SEGMENT, make_data
@@ -80,7 +82,7 @@ def outlet(root: Path) -> Iterator[Outlet]:
         yield outlet
 
 
-@pytest.fixture(params=["json", "rocketmq"])
+@pytest.fixture(params=list(Form))
 def client(outlet: Outlet, request: pytest.FixtureRequest) -> Iterator[RemotingClient]:
     with outlet.client(form=request.param) as client:
         yield client
@@ -229,7 +231,7 @@ def test_without_consume_queues_every_topic_has_a_route(tmp_path: Path) -> None:
         assert client.ask(105, {"topic": "any"}).json()["queueDatas"][0]["readQueueNums"] == 1
 
 
-@pytest.mark.parametrize("form", ["json", "rocketmq"])
+@pytest.mark.parametrize("form", list(Form))
 @pytest.mark.parametrize(
     ("version", "fields", "is_standard"),
     [
@@ -242,7 +244,7 @@ def test_without_consume_queues_every_topic_has_a_route(tmp_path: Path) -> None:
 )
 def test_the_style_that_the_client_reads(
     root: Path,
-    form: str,
+    form: Form,
     version: int,
     fields: dict[str, str],
     is_standard: bool,
@@ -440,8 +442,8 @@ def behind(tmp_path: Path, stack: ExitStack) -> Front:
     return Front(stack, tmp_path)
 
 
-@pytest.mark.parametrize("form", ["json", "rocketmq"])
-def test_a_request_goes_to_the_broker_as_it_is(behind: Front, form: str) -> None:
+@pytest.mark.parametrize("form", list(Form))
+def test_a_request_goes_to_the_broker_as_it_is(behind: Front, form: Form) -> None:
     client = behind.client(form=form)
     fields = {"a": "TopicTest", "b": "钥匙", "AccessKey": "k", "Signature": "s="}
     answer = client.ask(310, fields, b"body \0\xff", language="GO", version=400, remark=None)
@@ -450,7 +452,7 @@ def test_a_request_goes_to_the_broker_as_it_is(behind: Front, form: str) -> None
     (_, sent), *more = behind.broker.requests
     assert not more
     # JSON alone has room for what is no ext field, and would be signed: the mark that tells of a circle.
-    assert (sent.code, sent.form, sent.language, sent.version, sent.flag) == (310, "json", "GO", 400, 0)
+    assert (sent.code, sent.form, sent.language, sent.version, sent.flag) == (310, Form.JSON, "GO", 400, 0)
     assert (sent.ext_fields, sent.body) == (fields, b"body \0\xff")
 
 
@@ -464,24 +466,14 @@ def test_what_belongs_to_a_name_server_goes_there(behind: Front) -> None:
 
 
 def test_many_clients_at_once_get_each_its_own_answers(behind: Front) -> None:
-    failures: list[object] = []
-
-    def work(number: int) -> None:
-        with behind.outlet.client(form=("json", "rocketmq")[number % 2]) as client:
-            if number % 3 == 0:
-                client.ask(34, body=json.dumps({"clientID": f"c{number}"}).encode())
+    def work(number: int) -> list[tuple[str, int]]:
+        with behind.outlet.client(form=Form(number % 2)) as client:
             asked = [client.start(310, {"a": f"{number}-{turn}"}, b"x" * (turn * 997)) for turn in range(50)]
-            for turn, request in enumerate(asked):
-                answer = client.answer_to(request)
-                if answer.ext_fields["a"] != f"{number}-{turn}" or len(answer.body) != turn * 997:
-                    failures.append((number, turn, answer))
+            return [(answer.ext_fields["a"], len(answer.body)) for answer in map(client.answer_to, asked)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not failures
+    with ThreadPoolExecutor(12) as pool:
+        for number, answers in enumerate(pool.map(work, range(12))):
+            assert answers == [(f"{number}-{turn}", turn * 997) for turn in range(50)]
     assert behind.broker.connections == 12  # one for each client
 
 
@@ -506,7 +498,7 @@ def test_a_oneway_request_is_the_last_word_of_its_client(behind: Front) -> None:
 
 
 def test_the_broker_asks_the_client_that_it_knows(behind: Front) -> None:
-    first, second = behind.client(), behind.client(form="rocketmq")
+    first, second = behind.client(), behind.client(form=Form.ROCKETMQ)
     for number, client in enumerate((first, second)):
         assert client.ask(34, body=json.dumps({"clientID": f"c{number}"}).encode()).code == 0
     (one, _), (two, _) = [one for one in behind.broker.requests if one[1].code == 34]
@@ -514,7 +506,7 @@ def test_the_broker_asks_the_client_that_it_knows(behind: Front) -> None:
     asked = second.next_request()
     assert (asked.code, asked.flag, asked.ext_fields, asked.body) == (39, 2, {"transactionId": "t"}, b"half")
 
-    question = behind.broker.ask_client(one, 307, form="json")
+    question = behind.broker.ask_client(one, 307, form=Form.JSON)
     request = first.next_request()
     assert (request.code, request.opaque) == (307, question.opaque)
     first.reply(request, 0, {"x": "y"}, body=b"running")
@@ -684,9 +676,9 @@ def test_one_alone_is_ours_and_stays_it(tmp_path: Path, stack: ExitStack) -> Non
     assert not other.requests
 
 
-@pytest.mark.parametrize("form", ["json", "rocketmq"])
+@pytest.mark.parametrize("form", list(Form))
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack, is_alone: bool, form: str) -> None:
+def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack, is_alone: bool, form: Form) -> None:
     # By another daemon, which stands behind this one, or at once.
     address = _nobody()
     names = address.replace("127.0.0.1", "localhost")
@@ -724,43 +716,27 @@ def test_an_address_that_is_none(tmp_path: Path, stack: ExitStack, address: str)
     assert client.ask(105, {"topic": "T"}).json()["brokerDatas"][0]["brokerAddrs"] == {"0": outlet.address}
 
 
-def test_bytes_that_are_no_answer(behind: Front, stack: ExitStack, tmp_path: Path) -> None:
+def test_bytes_that_are_no_answer(behind: Front, stack: ExitStack) -> None:
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-
-    def babble() -> None:
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except OSError:
-                return
-            with peer:
-                peer.recv(1)
-                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    threading.Thread(target=babble, daemon=True).start()
     behind.brokers[NAME] = {0: f"127.0.0.1:{listener.getsockname()[1]}"}
     client = behind.client()
-    answer = client.ask(310)
+    asked = client.start(310)
+    with listener.accept()[0] as peer:
+        peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        answer = client.answer_to(asked)
     assert answer.code == 14
     assert "what it sent is no answer" in str(answer.remark)
 
 
-def test_a_broker_does_not_register_through_us(behind: Front) -> None:
-    client = behind.client()
+def test_figures_of_the_broker_with_ours_and_no_registration(behind: Front) -> None:
     for code in (103, 904):
-        assert client.ask(code, {"brokerName": "x"}).code == 3
+        assert behind.ask(code, {"brokerName": "x"}).code == 3
     assert not {103, 904} & set(behind.names.codes())
-
-
-def test_figures_of_the_broker_with_ours(behind: Front) -> None:
-    client = behind.client()
-    table = client.ask(28).json()["table"]
-    assert table["brokerVersionDesc"] == "V5_4_0"
-    assert table["indexdPhase"] == "running"
+    table = behind.ask(28).json()["table"]
+    assert (table["brokerVersionDesc"], table["indexdPhase"]) == ("V5_4_0", "running")
     behind.broker.stop()
-    table = client.ask(28).json()["table"]
-    assert table["brokerVersionDesc"].startswith("indexd")
-    assert table["indexdPhase"] == "running"
+    table = behind.ask(28).json()["table"]
+    assert (table["brokerVersionDesc"][:6], table["indexdPhase"]) == ("indexd", "running")
 
 
 def test_tls_to_name_server_and_broker(tmp_path: Path, stack: ExitStack) -> None:

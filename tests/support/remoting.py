@@ -4,7 +4,7 @@
 ...     with Outlet(root, upstream_namesrv=names.address, node_id='broker-a') as outlet, outlet.client() as client:
 ...         client.ask(310, {'topic': 'TopicTest'}, b'sent').ext_fields
 
-Of a client: ``form``: "json" or "rocketmq", how headers are written; ``tls``: an ssl.SSLContext; ``credentials``:
+Of a client: ``form``: how headers are written; ``tls``: an ssl.SSLContext; ``credentials``:
 (access key, secret key), each request is signed with them as AclClientRPCHook does. A handler of a Peer returns members
 of Command for the answer (code 0 unless told), or None: no answer. What has no handler is answered with code 3.
 """
@@ -19,13 +19,12 @@ import itertools
 import json
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -41,74 +40,41 @@ from support.tls import client_context, make_certificate
 _SECONDS = 10.0
 
 
-_FORMS = {form.name.lower(): form for form in Form}
-
-
 #: Ordinals in MQVersion: JSON bodies are standard from the second one on.
 V5_4_0, V4_9_4, V4_9_3 = 493, 401, 399
 
 
-@dataclass(frozen=True)
-class Command:
-    """A request or an answer; ``flag``: 1 is an answer, 2 wants none; ``header``: all members of a JSON header."""
+@dataclass
+class Command(RemotingCommand):
+    """A request or an answer; where nothing else is said, of a Java client."""
 
-    code: int
     opaque: int = 0
-    flag: int = 0
     language: str = "JAVA"
     version: int = V5_4_0
-    remark: str | None = None
-    ext_fields: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    form: str = "json"
-
-    @property
-    def is_answer(self) -> bool:
-        """Flag bit 0."""
-        return bool(self.flag & 1)
-
-    @property
-    def is_oneway(self) -> bool:
-        """Flag bit 1."""
-        return bool(self.flag & 2)
 
     def json(self) -> Any:
         """The body as strict JSON."""
         return json.loads(self.body)
 
 
-def encode(command: Command) -> bytes:
-    """The frame, with its length field."""
-    given = command.code, command.opaque, command.flag, command.language, command.version, command.remark
-    return encode_command(RemotingCommand(*given, dict(command.ext_fields), command.body, _FORMS[command.form]))
-
-
-def decode(frame: bytes) -> Command:
-    """What follows the length field."""
-    found = decode_command(frame)
-    given = found.code, found.opaque, found.flag, found.language, found.version, found.remark
-    return Command(*given, found.ext_fields, found.body, found.form.name.lower())
-
-
 def read_command(stream: Any) -> Command:
     """The next one of a file-like; EOFError at the end."""
     start = stream.read(4)
-    if len(start) < 4:
-        raise EOFError
-    (size,) = struct.unpack(">i", start)
+    size = int.from_bytes(start, "big")
     frame = stream.read(size)
-    if len(frame) < size:
+    if len(start) < 4 or len(frame) < size:
         raise EOFError
-    return decode(frame)
+    found = decode_command(frame)
+    return Command(**{one.name: getattr(found, one.name) for one in fields(found)})
 
 
 def signed(ext_fields: Mapping[str, str], body: bytes, credentials: tuple[str, str]) -> dict[str, str]:
     """The fields with AccessKey and Signature: HmacSHA1 over the values in the order of their names, then the body."""
     access_key, secret_key = credentials
-    fields = dict(ext_fields) | {"AccessKey": access_key}
-    content = "".join(fields[name] for name in sorted(fields)).encode() + body
+    texts = dict(ext_fields) | {"AccessKey": access_key}
+    content = "".join(texts[name] for name in sorted(texts)).encode() + body
     mac = hmac.new(secret_key.encode(), content, hashlib.sha1)
-    return fields | {"Signature": base64.b64encode(mac.digest()).decode()}
+    return texts | {"Signature": base64.b64encode(mac.digest()).decode()}
 
 
 class RemotingClient:
@@ -118,7 +84,7 @@ class RemotingClient:
         self,
         address: str,
         *,
-        form: str = "json",
+        form: Form = Form.JSON,
         tls: ssl.SSLContext | None = None,
         credentials: tuple[str, str] | None = None,
         timeout: float = _SECONDS,
@@ -171,7 +137,7 @@ class RemotingClient:
             code, next(self._opaque), 0, self.language, self.version, ext_fields=texts, body=body, form=self.form
         )
         command = replace(command, **more)
-        self.socket.sendall(encode(command))
+        self.socket.sendall(encode_command(command))
         return command
 
     def tell(self, code: int, ext_fields: Mapping[str, object] | None = None, body: bytes = b"") -> Command:
@@ -192,8 +158,8 @@ class RemotingClient:
 
     def reply(self, request: Command, code: int = 0, ext_fields: Mapping[str, str] | None = None, **more: Any) -> None:
         """Answer a request from the other side."""
-        answer = Command(code, request.opaque, 1, ext_fields=ext_fields or {}, form=request.form, **more)
-        self.socket.sendall(encode(answer))
+        answer = Command(code, request.opaque, 1, ext_fields=dict(ext_fields or {}), form=request.form, **more)
+        self.socket.sendall(encode_command(answer))
 
     def receive(self) -> Command:
         """The next command, whatever it is; EOFError when the other side has closed."""
@@ -210,7 +176,7 @@ class RemotingClient:
             return True
 
     def _take(self, command: Command) -> None:
-        if command.is_answer:
+        if command.is_response:
             self._answers[command.opaque] = command
         else:
             self.requests.append(command)
@@ -407,7 +373,7 @@ class Peer:
     def ask_client(self, connection: int, code: int, *, is_oneway: bool = False, **more: Any) -> Command:
         """Send a request to who holds that connection."""
         command = Command(code, next(self._opaque), 2 if is_oneway else 0, **more)
-        self._open[connection].sendall(encode(command))
+        self._open[connection].sendall(encode_command(command))
         return command
 
     def _accept(self) -> None:
@@ -433,7 +399,7 @@ class Peer:
             return self._tls.wrap_socket(connection, server_side=True)
 
     def _take(self, connection: socket.socket, number: int, command: Command) -> None:
-        if command.is_answer:
+        if command.is_response:
             self._note(lambda: self.responses.append(command))
             return
         self._note(lambda: self.requests.append((number, command)))
@@ -441,7 +407,7 @@ class Peer:
         members = handler(command)
         if members is not None and not command.is_oneway:
             answer = Command(**{"code": 0, "opaque": command.opaque, "flag": 1, "form": command.form, **members})
-            connection.sendall(encode(answer))
+            connection.sendall(encode_command(answer))
 
     def _note(self, change: Callable[[], object]) -> None:
         with self._changed:

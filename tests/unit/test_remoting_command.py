@@ -33,8 +33,6 @@ from indexd.serve.remoting.routes import BrokerPlace, find_place, lead_cluster, 
 from support.data_directory import config_of
 from support.remoting import (
     CLUSTER,
-    V4_9_3,
-    V4_9_4,
     Brokers,
     broker_data,
 )
@@ -313,12 +311,6 @@ def test_headers_have_a_bound() -> None:
 def test_a_length_that_is_none(size: int) -> None:
     with pytest.raises(FrameError, match=str(size)):
         take_command(bytearray(struct.pack(">i", size)), 1024)
-
-
-def test_a_length_says_who_speaks_something_else() -> None:
-    for start, what in ((b"\x16\x03\x01\x02", "TLS"), (b"GET /", "HTTP"), (b"POST", "HTTP")):
-        with pytest.raises(FrameError, match=what):
-            take_command(bytearray(start), 1 << 24)
 
 
 def test_texts_that_are_no_unicode_are_written_all_the_same() -> None:

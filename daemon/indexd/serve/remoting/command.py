@@ -111,7 +111,6 @@ _MEMBERS = frozenset(
     ("code", "language", "version", "opaque", "flag", "remark", "extFields", "serializeTypeCurrentRPC")
 )
 _NUMBERS = {name: number for number, name in enumerate(LANGUAGES)}
-_NOT_OURS = ((b"\x16\x03", "the begin of TLS, which is not spoken here"), (b"GET ", "HTTP"), (b"POST", "HTTP"))
 
 
 class FrameError(Exception):
@@ -173,9 +172,6 @@ def take_command(buffer: bytearray, most: int) -> RemotingCommand | None:
         return None
     (size,) = _WORD.unpack_from(buffer, 0)
     if not LENGTH_SIZE <= size <= most:
-        for begin, what in _NOT_OURS:
-            if buffer.startswith(begin):
-                raise FrameError(f"what comes is {what}")
         raise FrameError(f"a frame of {size} bytes: {LENGTH_SIZE} to {most} are taken")
     end = LENGTH_SIZE + size
     if end > len(buffer):

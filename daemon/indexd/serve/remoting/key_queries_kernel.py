@@ -206,11 +206,11 @@ FRAME, BODY, MOST, MOST_UNIQUE = range(4)
 # Members of a header, numbers first and then texts; behind them the ext fields that count. Each has a row of
 # ``request`` by its place here: of a number (value, 0), of a text (begin, end).
 _NAMES = (
-    "code", "flag", "opaque", "version", "language", "remark", "serializeTypeCurrentRPC",
+    "code", "flag", "opaque", "version", "language", "remark", "serializeTypeCurrentRPC", "extFields",
     "topic", "key", "maxNum", "beginTimestamp", "endTimestamp", "_UNIQUE_KEY_QUERY", "indexType",
 )  # fmt: skip
 _CODE, _FLAG, _OPAQUE, _TEXTS = 0, 1, 2, 4
-_TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME, _IS_UNIQUE, _INDEX_TYPE = range(7, 14)
+_EXT_FIELDS, _TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME, _IS_UNIQUE, _INDEX_TYPE = range(7, 15)
 _NEEDED = sum(1 << row for row in (_CODE, _OPAQUE, _TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME))
 #: The shape of ``request``.
 REQUEST_SHAPE = (len(_NAMES), 2)
@@ -231,7 +231,6 @@ def _pack(*texts: str) -> tuple[Any, Any]:
 
 
 _NAME_TEXT, _NAME_ENDS = _pack(*_NAMES)
-_EXT_FIELDS, _EXT_FIELDS_ENDS = _pack("extFields")
 _WORDS, _WORD_ENDS = _pack("true", "K", "U")
 _TRUE, _K, _U = range(3)
 
@@ -280,7 +279,7 @@ def _read_request(data, at, end, request):  # type: ignore[no-untyped-def]
     if data[at] != _OPEN:
         return False
     request[:, :] = 0
-    seen, i, is_inside, was_inside = 0, at, False, False
+    seen, i, is_inside = 0, at, False
     while True:
         begin = _text_end(data, i + 1, end) + 2
         if begin == LEFT + 2 or begin >= end or data[begin - 1] != _COLON:
@@ -289,16 +288,16 @@ def _read_request(data, at, end, request):  # type: ignore[no-untyped-def]
         if row != LEFT and (row >= _TOPIC) != is_inside:
             row = LEFT
         if row == LEFT and not is_inside:
-            is_fields = _which(data, i + 2, begin - 2, _EXT_FIELDS, _EXT_FIELDS_ENDS) == 0
-            if not is_fields or was_inside or data[begin] != _OPEN:
-                return False
-            is_inside = was_inside = True
-            i = begin
-            continue
+            return False
         if row != LEFT:
             if seen & 1 << row:
                 return False
             seen |= 1 << row
+        if row == _EXT_FIELDS:
+            if data[begin] != _OPEN:
+                return False
+            is_inside, i = True, begin
+            continue
         if _CODE <= row < _TEXTS:
             i = _digits_end(data, begin, end, request[row])
             if i == LEFT or np.uint64(request[row, 0]) >= _INT_END:

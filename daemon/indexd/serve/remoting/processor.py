@@ -17,7 +17,7 @@ from indexd.commitlog.decoder import parse_java_number
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.config import Config
 from indexd.consumequeue.format import is_topic_name, queue_id_of
-from indexd.errors import DiskError, IndexdError
+from indexd.errors import IndexdError, MissingOk
 from indexd.query import Data, KeyQuery, NotFound, QueryIndex, query_time
 from indexd.query import broker_message as broker
 from indexd.query.broker_message import FoundFrames
@@ -461,11 +461,8 @@ def queue_nums(data: Data, topic: str) -> int:
         return 1
     if not is_topic_name(topic):
         return 0
-    try:
+    folders: list[str] = []
+    with MissingOk():
         folders = data.index.disk.list_dirs(data.index.files.consumequeue / topic)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return 0
     ids = (queue_id_of(name) for name in folders)
     return max((number for number in ids if number is not None), default=-1) + 1
