@@ -151,7 +151,7 @@ class Both:
 
     def __init__(self, to: Asking, store: Store) -> None:
         self.to, self.store = to, store
-        self.compiled = KeyQueries(to.queries, to.log, processor.size_max_of(to.queries))
+        self.compiled = KeyQueries(to.queries, processor.size_max_of(to.queries))
 
     def together(self, data: bytes, frame_max: int = FRAME_MAX) -> tuple[int, bytes]:
         """How many of the requests are answered, and with what: the same as the plain way's answers to them."""
@@ -238,9 +238,7 @@ class Judge:
                 raise WouldWaitError from error
 
         queries: Any = SimpleNamespace(config=self.index.config, ask_compiled=ask_compiled, count=lambda *_: None)
-        log = Log()
-        found = KeyQueries(queries, log, size_max).answer(framed(written(header(fields))), FRAME_MAX)
-        assert not log.lines
+        found = KeyQueries(queries, size_max).answer(framed(written(header(fields))), FRAME_MAX)
         if found is None:
             return None
         answer = decode_command(found.answers[4:])

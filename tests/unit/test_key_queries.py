@@ -20,7 +20,6 @@ from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX, QueryIndex
 from indexd.query.broker_message import query_message
 from indexd.serve.queries import Queries
-from indexd.serve.remoting import key_queries_kernel as kernel
 from indexd.serve.remoting.command import HEADER_MAX, Form, FrameError, RemotingCommand, encode_command
 from indexd.serve.remoting.key_queries import TOGETHER_MAX, IndexTables, load_key_queries
 from indexd.storage.disk import Disk, WouldWaitError
@@ -184,19 +183,6 @@ async def test_as_many_as_the_configuration_has(
         answered, answers = way.together(request(**fields))
         assert (answered, answers.count(struct.pack(">I", 0xDAA320A7))) == (1, wanted)
         assert way.together(request("tag", indexType="T"))[0] == 0
-
-
-async def test_a_defect_is_said_and_the_plain_way_answers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a defect")
-
-    async with both(store) as way:
-        monkeypatch.setattr(kernel, "answer_together", fail)
-        for _ in range(3):
-            assert way.together(request()) == (0, b"")
-        assert (await way.to.key()).code == 0
-        wanted = ("warning", "remoting_failed", {"code": 12, "problem": "ZeroDivisionError('a defect')"})
-        assert way.to.log.lines == [wanted] * 3
 
 
 async def test_answers_that_fill_what_there_is(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def _header(found: OpenIndexFile) -> tuple[int, int, int, int, bool]:
 class KeyQueries:
     """One for an outlet whose requests are not signed and want the broker's own answer, of ``size_max`` bytes."""
 
-    def __init__(self, queries: Queries, log: Any, size_max: int) -> None:
-        self._queries, self._log = queries, log
+    def __init__(self, queries: Queries, size_max: int) -> None:
+        self._queries = queries
         config = queries.config.query
         self._limits = np.zeros(4, dtype=np.int64)
         self._limits[kernel.BODY] = size_max
@@ -133,9 +133,6 @@ class KeyQueries:
         try:
             found = self._queries.ask_compiled(lambda compiled: self._answer(compiled, data))
         except WouldWaitError:
-            return None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the plain code may still answer
-            self._log.warning("remoting_failed", code=int(RequestCode.QUERY_MESSAGE), problem=repr(error))
             return None
         self._queries.count(FOUND, began, found.requests)
         return found

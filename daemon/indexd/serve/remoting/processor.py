@@ -297,7 +297,7 @@ class RemotingProcessor:
         self.forwarder = Forwarder(config, log, access.credentials, board.boot_id, patience) if has_upstream else None
         is_plain = access.credentials is None and config.remoting.remoting_mode != "exact"
         #: None where requests are signed, or exact answers wanted.
-        self.key_queries = KeyQueries(queries, log, size_max_of(queries)) if is_plain else None
+        self.key_queries = KeyQueries(queries, size_max_of(queries)) if is_plain else None
         self._directory = Directory(config, queries, self.forwarder, log)
 
     async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
