@@ -1,36 +1,23 @@
-"""Connections of the remoting server: frames, TLS, the stop, compiled answers, and what clients may cost."""
+"""Connections of the remoting server: frames, TLS, the stop, bounds, and what clients may cost that mean harm."""
 
 from __future__ import annotations
 
 import os
-import random
 import resource
 import socket
-import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from indexd.config import load
-from indexd.errors import UsageError
-from indexd.serve.remoting.access import Access, Credentials, read_access
-from indexd.serve.remoting.command import (
-    Form,
-    RemotingCommand,
-    encode_command,
-)
-from indexd.serve.remoting.key_queries import Answered, KeyQueries
+from indexd.serve.remoting.command import Form, RemotingCommand, encode_command
 from indexd.serve.remoting.server import address_of, connections_max
-from support.data_directory import T0
-from support.queue_store import QueueStore
 from support.remoting import (
     ECHO,
     FAIL,
@@ -40,15 +27,10 @@ from support.remoting import (
     SLEEP,
     WHO,
     Command,
-    Outlet,
     RemotingServing,
     is_closed,
-    read_command,
-    signed,
 )
-from support.remoting_asking import ALL_TIME, six_messages
 from support.serving import Log
-from support.tls import make_certificate
 
 
 @pytest.fixture
@@ -501,168 +483,3 @@ def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path) -> None:
             stack.enter_context(server.client()).start(SIZE, {"size": 20_000_000})
         assert len(good.ask(SIZE, {"size": 1_000_000}).body) == 1_000_000
         server.wait_for(lambda: server.row()["closed"]["memory"] >= 5)
-
-
-_QUERY = {"topic": "T", "key": "k", "maxNum": "32"} | ALL_TIME
-
-
-_KEYS = ("rocketmq", "12345678")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> QueueStore:
-    return six_messages(tmp_path)
-
-
-@pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many were answered by each call that answered any."""
-    done: list[int] = []
-    answer = KeyQueries.answer
-
-    def watched(self: KeyQueries, data: bytes, frame_max: int) -> Answered | None:
-        found = answer(self, data, frame_max)
-        done.extend([] if found is None else [found.requests])
-        return found
-
-    monkeypatch.setattr(KeyQueries, "answer", watched)
-    return done
-
-
-def query_frame(opaque: int, code: int = 12, fields: Mapping[str, str] = _QUERY) -> bytes:
-    return encode_command(RemotingCommand(code, opaque, language="JAVA", version=493, ext_fields=dict(fields)))
-
-
-def wait_until_compiled(outlet: Outlet, together: list[int]) -> int:
-    """Until requests are answered so: how many it took."""
-    sent = 0
-    with outlet.connect() as client, client.makefile("rb") as stream:
-
-        def ask() -> bool:
-            nonlocal sent
-            sent += 2
-            client.sendall(query_frame(1) + query_frame(2))
-            return {read_command(stream).opaque for _ in range(2)} == {1, 2} and bool(together)
-
-        outlet.wait_for(ask)
-    return sent
-
-
-def test_each_gets_its_own_answer(store: QueueStore, tmp_path: Path, together: list[int]) -> None:
-    at = str(store.messages()[2].phy_offset)
-    kinds = [
-        _QUERY,
-        _QUERY | {"key": "u1"},
-        _QUERY | {"key": "absent"},
-        _QUERY | {"maxNum": "x"},
-        _QUERY | {"key": "k\n"},
-        _QUERY | {"endTimestamp": str(T0)},
-    ]
-    asked = [*[(12, fields) for fields in kinds], (33, {"offset": at}), (310, {}), (34, {})]
-    rand = random.Random(3)
-    with Outlet(tmp_path) as outlet, outlet.connect() as client, client.makefile("rb") as stream:
-        before = wait_until_compiled(outlet, together)
-        wanted = []
-        for code, fields in asked:
-            client.sendall(query_frame(7, code, fields))
-            wanted.append(read_command(stream))
-        assert [answer.code for answer in wanted] == [0, 0, 22, 1, 22, 22, 0, 3, 0]
-        together.clear()
-        sent = [rand.randrange(len(asked) if number % 100 > 40 else 2) for number in range(1000)]
-        answers = {}
-        for first in range(0, len(sent), 20):
-            numbers = range(first, first + 20)
-            data = b"".join(query_frame(number, *asked[sent[number]]) for number in numbers)
-            for begin in range(0, len(data), 1777):
-                client.sendall(data[begin : begin + 1777])
-            answers |= {answer.opaque: answer for answer in (read_command(stream) for _ in numbers)}
-        for number, kind in enumerate(sent):
-            assert replace(answers[number], opaque=7) == wanted[kind]
-        assert sum(together) > 200
-        assert max(together) > 1
-        ok = before + 2 + sum(kind < 2 for kind in sent)
-        outlet.wait_for(lambda: outlet.row()["requests"]["QUERY_MESSAGE"]["ok"] == ok)
-
-
-@pytest.mark.parametrize("way", ["signed", "exact"])
-def test_not_where_more_is_asked_for(store: QueueStore, tmp_path: Path, together: list[int], way: str) -> None:
-    settings: dict[str, Any] = {"remoting_mode": "exact"}
-    fields = _QUERY
-    if way == "signed":
-        (tmp_path / "secret").write_text(_KEYS[1])
-        settings = {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": tmp_path / "secret"}
-        fields = signed(_QUERY, b"", _KEYS)
-    with Outlet(tmp_path, **settings) as outlet, outlet.client() as client:
-        for _ in range(30):
-            assert client.ask(12, fields).code == 0
-        for _ in range(30):
-            assert client.ask(12, _QUERY).code == (16 if way == "signed" else 0)
-    assert not together
-
-
-def test_a_frame_that_is_none_behind_those_that_are_answered(
-    store: QueueStore, tmp_path: Path, together: list[int]
-) -> None:
-    with Outlet(tmp_path) as outlet:
-        wait_until_compiled(outlet, together)
-        with outlet.connect() as client, client.makefile("rb") as stream:
-            client.sendall(query_frame(70) + query_frame(71) + b"\xff\xff\xff\xff" + query_frame(72))
-            assert [read_command(stream).opaque for _ in range(2)] == [70, 71]
-            assert is_closed(client)
-        outlet.wait_for(lambda: outlet.row()["closed"]["bytes"] == 1)
-
-
-# --- the configuration ------------------------------------------------------------------------------------------
-
-
-# --- who may ask -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def guards(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], dict[str, object]]:
-    """Settings for TLS and for signatures."""
-    root = tmp_path_factory.mktemp("access")
-    cert, key = make_certificate(root)
-    (root / "secret").write_text(f"{_KEYS[1]}\n")
-    signatures: dict[str, object] = {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": root / "secret"}
-    return {"remoting_tls_cert": cert, "remoting_tls_key": key}, signatures
-
-
-def _read(store: Path, **keys: Any) -> Access:
-    return read_access(load({"store": str(store), **keys}, None, {}))
-
-
-def test_who_is_let_in_by_everybodys_leave(tmp_path: Path, guards: tuple[dict[str, object], ...]) -> None:
-    tls, acl = guards
-    access = _read(tmp_path, remoting="0.0.0.0:0", remoting_allow="10.0.0.0/8", **tls, **acl)
-    assert isinstance(access.tls, ssl.SSLContext)
-    assert access.tls.minimum_version == ssl.TLSVersion.TLSv1_2
-    assert access.credentials == Credentials(_KEYS[0], _KEYS[1].encode())
-    assert access.networks == (ip_network("10.0.0.0/8"),)
-    assert not access.is_open
-    for remoting in ("127.0.0.1:0", "localhost:0", "[::1]:0", "off"):
-        assert not _read(tmp_path, remoting=remoting).is_open
-    for guard in ({}, tls, acl, {"remoting_allow": "0.0.0.0/0"}, {"remoting_allow": "10.0.0.0/8,::/0"}):
-        assert _read(tmp_path, remoting="0.0.0.0:0", **guard).is_open, guard
-    for guard in ({**tls, **acl}, {"remoting_allow": "10.0.0.0/8"}):
-        assert not _read(tmp_path, remoting="0.0.0.0:0", **guard).is_open, guard
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\n", b"two words", b"\xff\xfe", b"x" * 4097])
-def test_keys_that_are_none(tmp_path: Path, guards: tuple[dict[str, object], ...], content: bytes | None) -> None:
-    path, (tls, acl) = tmp_path / "key", guards
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match="remoting_secret_key_file") as error:
-        _read(tmp_path, **acl | {"remoting_secret_key_file": path})
-    assert "words" not in error.value.line()
-    with pytest.raises(UsageError, match="TLS") as error:
-        _read(tmp_path, **tls | {"remoting_tls_key": path})
-    if content is None:
-        (tmp_path / "other").mkdir()
-        with pytest.raises(UsageError, match="TLS") as error:
-            _read(tmp_path, **tls | {"remoting_tls_key": make_certificate(tmp_path / "other")[1]})
-        assert error.value.hint == "give the key that belongs to the certificate"
-        with pytest.raises(UsageError, match="remoting_secret_key_file") as error:
-            _read(tmp_path, **acl | {"remoting_secret_key_file": tmp_path})
-        assert error.value.hint == "give a file with the secret key"

@@ -1,9 +1,8 @@
-"""Which request is answered by whom: the index, routes that lead here, name server and broker behind, or nobody."""
+"""What is no query of the index: routes that lead here, and requests that go to name server and broker behind."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import threading
 import time
@@ -19,52 +18,23 @@ import pytest
 from indexd.serve.remoting.command import Form
 from indexd.serve.remoting.routes import write_json
 from support.daemon import rebuild
-from support.data_directory import LAYOUT, SEGMENT, make_data
 from support.remoting import (
     CLUSTER,
     NAME,
     PATIENCE,
     V4_9_3,
-    V4_9_4,
     Brokers,
     Command,
+    Front,
     Outlet,
     Peer,
     RemotingClient,
-    broker_data,
     broker_handlers,
     name_server_handlers,
     route_data,
-    signed,
 )
 from support.small_log import SIZES, write_log
 from support.tls import make_certificate, server_context
-
-_KEYS = ("rocketmq", "12345678")
-
-
-_QUERY = {"topic": "TopicTest", "key": "Aa", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**63 - 1}
-
-
-#: Every code that is answered without an upstream, with fields that are enough for it.
-_ANSWERED: dict[int, dict[str, object]] = {
-    11: {
-        "consumerGroup": "TOOLS_CONSUMER", "topic": "TopicTest", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
-    },
-    12: _QUERY,
-    28: {},
-    29: {"topic": "TopicTest", "queueId": 0, "timestamp": 0},
-    30: {"topic": "TopicTest", "queueId": 0},
-    31: {"topic": "TopicTest", "queueId": 0},
-    32: {"topic": "TopicTest", "queueId": 0},
-    33: {"topic": "TopicTest", "offset": 0},
-    34: {},
-    35: {"clientID": "c"},
-    105: {"topic": "TopicTest"},
-    106: {},
-    206: {},
-    300: {"topic": "TopicTest"},
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -76,216 +46,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def outlet(root: Path) -> Iterator[Outlet]:
-    with Outlet(root, node_id=NAME, cluster=CLUSTER) as outlet:
-        yield outlet
-
-
-@pytest.fixture(params=list(Form))
-def client(outlet: Outlet, request: pytest.FixtureRequest) -> Iterator[RemotingClient]:
-    with outlet.client(form=request.param) as client:
-        yield client
-
-
-def test_what_is_answered_without_an_upstream(root: Path, client: RemotingClient) -> None:
-    for code, fields in _ANSWERED.items():
-        answer = client.ask(code, fields)
-        assert (answer.code, answer.flag, answer.form, answer.language) == (0, 1, client.form, "PYTHON"), (code, answer)
-        if code == 206:  # mqadmin topicList
-            topics = answer.json()["topicList"]
-            assert topics == sorted(path.name for path in (root / "data/consumequeue").iterdir())
-            assert "TopicTest" in topics
-
-
-@pytest.mark.parametrize("code", [3, 10, 15, 26, 36, 37, 38, 39, 103, 205, 310, 361, 200050, -1, 0, 32767, 2**31 - 1])
-def test_what_nobody_answers(outlet: Outlet, code: int) -> None:
-    with outlet.client() as client:
-        answer = client.ask(code, {"topic": "TopicTest"}, b"body")
-        assert (answer.code, answer.remark) == (
-            3,
-            f"request code {code} is none of those that indexd answers: indexd answers queries, and has no "
-            "upstream_namesrv to pass others to",
-        )
-
-
-def test_fields_that_are_missing_or_none(client: RemotingClient) -> None:
-    for code, fields in _ANSWERED.items():
-        for name in fields:
-            if name in ("clientID", "consumerGroup") or (code, name) in ((33, "topic"), (300, "topic")):
-                continue
-            answer = client.ask(code, {other: value for other, value in fields.items() if other != name})
-            assert (answer.code, f"ext field {name} is missing" in str(answer.remark)) == (1, True), (code, answer)
-
-
-def test_oneway_requests_and_responses_get_no_answer(client: RemotingClient) -> None:
-    for code, fields in _ANSWERED.items():
-        for flag in (1, 2, 3):
-            client.start(code, fields, flag=flag)
-    client.tell(310)
-    last = client.start(34)
-    assert client.receive().opaque == last.opaque
-
-
-@pytest.fixture
-def signing(tmp_path: Path) -> dict[str, object]:
-    (tmp_path / "secret").write_text(_KEYS[1])
-    return {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": tmp_path / "secret"}
-
-
-def test_every_request_has_to_be_signed(root: Path, signing: dict[str, object], stack: ExitStack) -> None:
-    outlet = stack.enter_context(Outlet(root, **signing))
-    client, known, wrong = (
-        stack.enter_context(outlet.client(credentials=keys)) for keys in (None, _KEYS, (_KEYS[0], "wrong"))
-    )
-    for code, fields in (_ANSWERED | {310: {}}).items():
-        for one in (client, wrong):
-            answer = one.ask(code, fields)
-            assert (answer.code, answer.body) == (16, b"")
-            assert _KEYS[1] not in str(answer.remark)
-        assert known.ask(code, fields).code == (3 if code == 310 else 0)
-    texts = {name: str(value) for name, value in _QUERY.items()}
-    assert client.ask(12, signed(texts, b"", _KEYS) | {"key": "BB"}).code == 16
-    client.start(12, texts, flag=2)
-    assert client.ask(12, signed(texts, b"", _KEYS)).code == 0
-
-
-def test_what_is_not_signed_goes_no_further(root: Path, signing: dict[str, object], stack: ExitStack) -> None:
-    behind = Front(stack, root, **signing)
-    stranger, client = behind.client(), behind.client(credentials=_KEYS)
-    for code in (34, 310, 206, 105, 106, 28, 12):
-        assert stranger.ask(code, {"topic": "TopicTest"}).code == 16
-    stranger.tell(310)
-    assert not behind.broker.requests + behind.names.requests
-    assert client.ask(310, {"a": "b"}, b"body").code == 0
-    (_, sent), *_ = behind.broker.requests
-    assert dict(sent.ext_fields) == signed({"a": "b"}, b"body", _KEYS)  # as it was signed: the broker looks too
-    (_, asked), *_ = behind.names.requests
-    assert dict(asked.ext_fields) == signed({}, b"", _KEYS)
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_before_the_index_is_open(root: Path, tmp_path: Path, is_there: bool) -> None:
-    outlet = Outlet(root if is_there else tmp_path)
-    if is_there:
-        outlet.board.leaving("opening")
-    with outlet, outlet.client() as client:
-        for code, fields in _ANSWERED.items():
-            answer = client.ask(code, fields)
-            if code in (28, 34, 35, 106, 300):
-                assert answer.code == 0, answer
-            else:
-                assert answer.code == 2, answer
-                assert ("the index is opening" if is_there else "holds no index yet") in str(answer.remark)
-        assert client.ask(28).json()["table"]["indexdPhase"] == outlet.board.phase
-
-
-def test_queries_while_the_broker_is_asked(root: Path, stack: ExitStack) -> None:
-    # Nothing that waits for others holds up what the index answers.
-    behind = Front(stack, root)
-    behind.broker.handlers.update(dict.fromkeys(range(400), lambda _: None))
-    client = behind.client()
-    client.tell(34, body=_HEARTBEAT)
-    waiting = [client.start(310) for _ in range(100)]
-    assert client.ask(12, _QUERY).code == 0
-    behind.broker.wait(lambda peer: peer.codes().count(310) == len(waiting))
-
-
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-# --- our own ----------------------------------------------------------------------------------------------------
-
-
-def test_our_own_route_leads_here_for_reading(outlet: Outlet, client: RemotingClient) -> None:
-    for topic in ("TopicTest", "订单主题", "L" + "x" * 199):
-        answer = client.ask(105, {"topic": topic})
-        assert answer.code == 0
-        assert answer.json() == {
-            "brokerDatas": [broker_data(NAME, {0: outlet.address})],
-            "filterServerTable": {},
-            "queueDatas": [{"brokerName": NAME, "perm": 4, "readQueueNums": 4, "writeQueueNums": 4, "topicSysFlag": 0}],
-        }
-    cluster = client.ask(106).json()
-    assert cluster["brokerAddrTable"] == {NAME: broker_data(NAME, {0: outlet.address})}
-    assert cluster["clusterAddrTable"] == {CLUSTER: [NAME]}
-    for topic in ("nobody", "%RETRY%g", "%DLQ%g", "", ".", "..", "a/b", "../data", "x" * 5000, "a\0b"):
-        answer = client.ask(105, {"topic": topic})
-        assert (answer.code, 0 < len(str(answer.remark)) < 300) == (17, True)
-
-
-def test_a_topic_that_is_newer_than_the_frontier(root: Path, client: RemotingClient) -> None:
-    for name in ("7", "no queue", "09"):
-        (root / "data/consumequeue/Newest" / name).mkdir(parents=True)
-    assert client.ask(105, {"topic": "Newest"}).json()["queueDatas"][0]["readQueueNums"] == 8
-    shutil.rmtree(root / "data/consumequeue/Newest")
-
-
-def test_without_consume_queues_every_topic_has_a_route(tmp_path: Path) -> None:
-    (tmp_path / "store/commitlog").mkdir(parents=True)
-    make_data(tmp_path / "data", tmp_path / "store", [], LAYOUT, "5.4", SEGMENT)
-    with Outlet(tmp_path) as outlet, outlet.client() as client:
-        assert client.ask(105, {"topic": "any"}).json()["queueDatas"][0]["readQueueNums"] == 1
-
-
-@pytest.mark.parametrize("form", list(Form))
-@pytest.mark.parametrize(
-    ("version", "fields", "is_standard"),
-    [
-        (V4_9_3, {}, False),
-        (V4_9_4, {}, True),
-        (V4_9_3, {"acceptStandardJsonOnly": "true"}, True),
-        (V4_9_3, {"acceptStandardJsonOnly": "false"}, False),
-        (0, {}, False),
-    ],
-)
-def test_the_style_that_the_client_reads(
-    root: Path,
-    form: Form,
-    version: int,
-    fields: dict[str, str],
-    is_standard: bool,
-) -> None:
-    with Outlet(root, remoting_advertise="indexd.example:9876") as outlet, outlet.client(form=form) as client:
-        for code in (105, 106):
-            body = client.ask(code, {"topic": "TopicTest"} | fields, version=version).body
-            key = b'"0"' if is_standard else b"0"
-            assert b'"brokerAddrs":{' + key + b':"indexd.example:9876"}' in body
-
-
-# --- a name server's ---------------------------------------------------------------------------------------------
-
-
-class Front:
-    """The outlet, one client of it (``ask``), and behind both a broker and a name server.
-
-    The name server knows ``brokers`` and a topic on them; where none are given, the broker as NAME, and every topic.
-    """
-
-    def __init__(self, stack: ExitStack, root: Path, brokers: Brokers | None = None, **settings: object) -> None:
-        self._stack = stack
-        self.broker = stack.enter_context(Peer(broker_handlers()))
-        self.brokers = {NAME: {0: self.broker.address}} if brokers is None else brokers
-        self.topics: Any = None if brokers is None else {"TopicTest": dict(brokers)}
-        self.names = stack.enter_context(Peer(name_server_handlers(self.brokers, self.topics)))
-        given: dict[str, Any] = {"upstream_namesrv": self.names.address, "node_id": NAME} | settings
-        self.outlet = stack.enter_context(Outlet(root, **given))
-        self.ask = self.client().ask
-
-    def client(self, **options: Any) -> RemotingClient:
-        """One that the stack closes."""
-        return self._stack.enter_context(self.outlet.client(**options))
-
-    def route(self, topic: str = "TopicTest") -> Command:
-        return self.ask(105, {"topic": topic})
-
-    def addresses(self, topic: str = "TopicTest") -> dict[str, dict[str, str]]:
-        answer = self.route(topic)
-        assert answer.code == 0, answer
-        return {broker["brokerName"]: broker["brokerAddrs"] for broker in answer.json()["brokerDatas"]}
 
 
 def test_the_masters_address_alone_becomes_ours(root: Path, stack: ExitStack) -> None:
@@ -401,21 +165,6 @@ def test_more_than_is_read_goes_on_as_it_is(root: Path, stack: ExitStack) -> Non
     assert any("it has 9437186 bytes" in problem for problem in problems)
     behind.names.stop()
     assert behind.route().json() == wanted  # what cannot be read takes the place of nothing
-
-
-def test_queries_go_to_the_index_with_a_broker_behind(root: Path, stack: ExitStack) -> None:
-    behind = Front(stack, root)
-    broker = behind.broker
-    assert behind.ask(12, _QUERY).code == 0
-    assert behind.ask(33, {"topic": "TopicTest", "offset": 0}).code == 0
-    assert behind.ask(30, {"topic": "TopicTest", "queueId": 0}).ext_fields["msgId"] == "broker"
-    broker.stop()
-    offset = behind.ask(30, {"topic": "TopicTest", "queueId": 0}).ext_fields["offset"]
-    assert int(offset) > 0
-    assert behind.ask(11, _ANSWERED[11]).code == 0
-    answer = behind.ask(11, _ANSWERED[11] | {"consumerGroup": "g"})
-    assert (answer.code, str(answer.remark).startswith(f"the broker at {broker.address}")) == (14, True)
-    assert broker.codes() == [30]
 
 
 _HEARTBEAT = json.dumps({"clientID": "client-1", "producerDataSet": [{"groupName": "g"}]}).encode()

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -497,3 +497,32 @@ def broker_handlers() -> dict[int, Handler]:
     codes = (10, 11, 15, 29, 30, 31, 32, 34, 35, 37, 38, 41, 300, 310, 361, 200050)
     table = {"table": {"brokerVersionDesc": "V5_4_0", "putTps": "1.0 1.0 1.0"}}
     return dict.fromkeys(codes, echo) | {28: lambda _: {"body": json.dumps(table).encode()}}
+
+
+class Front:
+    """The outlet, one client of it (``ask``), and behind both a broker and a name server.
+
+    The name server knows ``brokers`` and a topic on them; where none are given, the broker as NAME, and every topic.
+    """
+
+    def __init__(self, stack: ExitStack, root: Path, brokers: Brokers | None = None, **settings: object) -> None:
+        self._stack = stack
+        self.broker = stack.enter_context(Peer(broker_handlers()))
+        self.brokers = {NAME: {0: self.broker.address}} if brokers is None else brokers
+        self.topics: Any = None if brokers is None else {"TopicTest": dict(brokers)}
+        self.names = stack.enter_context(Peer(name_server_handlers(self.brokers, self.topics)))
+        given: dict[str, Any] = {"upstream_namesrv": self.names.address, "node_id": NAME} | settings
+        self.outlet = stack.enter_context(Outlet(root, **given))
+        self.ask = self.client().ask
+
+    def client(self, **options: Any) -> RemotingClient:
+        """One that the stack closes."""
+        return self._stack.enter_context(self.outlet.client(**options))
+
+    def route(self, topic: str = "TopicTest") -> Command:
+        return self.ask(105, {"topic": topic})
+
+    def addresses(self, topic: str = "TopicTest") -> dict[str, dict[str, str]]:
+        answer = self.route(topic)
+        assert answer.code == 0, answer
+        return {broker["brokerName"]: broker["brokerAddrs"] for broker in answer.json()["brokerDatas"]}
