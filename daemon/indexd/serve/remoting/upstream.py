@@ -67,8 +67,6 @@ class Patience:
     short: float = 1.0
     #: By one that has none, such as a pull that the broker holds.
     answer: float = 600.0
-    #: Requests that have another answer get that at once for so long after one got none.
-    refused: float = 5.0
     #: The cluster is asked for again when what is known is older; while the broker is missing or does not answer.
     fresh: float = 5.0
     missing: float = 0.5
@@ -435,8 +433,6 @@ class Forwarder:
         self._names = NameServers(config.remoting.upstream_namesrv, self.dialer)
         self.locator = BrokerLocator(config, self._names, self.patience, credentials, log, mark)
         self._channels: dict[Client, Channel] = {}
-        # Who got no answer lately to a request that has another one: why, and until when others are refused at once.
-        self._hung: dict[str, tuple[str, float]] = {}
         self._counts = {"forwarded": 0, "failed": 0, "dropped": 0}
 
     def row(self) -> dict[str, Any]:
@@ -471,8 +467,8 @@ class Forwarder:
         """What a name server answers; UpstreamError. ``is_short``: there is another answer, which clients wait for."""
         # What is one-way is answered as well there: that is the proof that it came.
         asked, seconds = replace(command, flag=0, form=Form.JSON), self.dialer.timeout
-        asking = partial(self._names.ask, asked, self.patience.short if is_short else seconds)
-        return cast("RemotingCommand", await self._counted("names", command, asking, is_short))
+        asking = self._names.ask(asked, self.patience.short if is_short else seconds)
+        return cast("RemotingCommand", await self._counted(command, asking))
 
     async def ask_broker(
         self, client: Client, command: RemotingCommand, *, is_short: bool = False
@@ -486,8 +482,7 @@ class Forwarder:
             channel = self._channels[client] = Channel("broker", self.dialer, self.locator.address, client.send)
             client.gone.add_done_callback(lambda _: self._channels.pop(client).leave())
         seconds = self.patience.short if is_short else self.patience.answer
-        asking = partial(channel.ask, replace(command, form=Form.JSON), seconds)
-        return await self._counted("broker", command, asking, is_short)
+        return await self._counted(command, channel.ask(replace(command, form=Form.JSON), seconds))
 
     def respond(self, client: Client, command: RemotingCommand) -> None:
         """A client's response to what the broker has asked it; dropped if the broker has gone meanwhile."""
@@ -497,30 +492,16 @@ class Forwarder:
                 channel.link.tell(command)
 
     async def _counted(
-        self,
-        whom: str,
-        command: RemotingCommand,
-        ask: Callable[[], Awaitable[RemotingCommand | None]],
-        is_short: bool,
+        self, command: RemotingCommand, asking: Awaitable[RemotingCommand | None]
     ) -> RemotingCommand | None:
-        # Spares requests that have another answer the wait for one that hangs: one of them tries every few seconds.
-        (problem, until), now = self._hung.get(whom, ("", 0.0)), time.monotonic()
-        may_try = now >= until or not is_short
-        if is_short and may_try and problem:
-            self._hung[whom] = problem, now + self.patience.refused  # while this one tries
         try:
-            if not may_try:
-                raise UpstreamError(problem)
-            answer = await ask()
+            answer = await asking
             if answer is not None and answer.remark == IN_A_CIRCLE:
                 raise UpstreamError(IN_A_CIRCLE)
-        except UpstreamError as error:
+        except UpstreamError:
             self._counts["failed"] += 1
-            if is_short and may_try:
-                self._hung[whom] = str(error), time.monotonic() + self.patience.refused
             raise
         self._counts["forwarded"] += 1
         if answer is not None:
-            self._hung.pop(whom, None)
             answer.form = command.form
         return answer
