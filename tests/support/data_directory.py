@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from indexd.config import Config, load
 from indexd.consumequeue.format import QueuesMark
@@ -94,6 +94,9 @@ def changed(frontier: Frontier, **changes: Any) -> Frontier:
     return replace(frontier.with_outputs(**parts), **changes)
 
 
+AnyStore = TypeVar("AnyStore", bound="Store")
+
+
 class Store:
     """A store and its data directory in ``root``; ``build`` covers what has been appended."""
 
@@ -146,3 +149,10 @@ class Store:
 
     def why(self, key: str = "k", **query: Any) -> str | None:
         return self.ask(key, **query).why
+
+
+def built(store: AnyStore, *specs: FrameSpec) -> tuple[AnyStore, list[int]]:
+    """A store with these messages, and a data directory that covers all; where they stand."""
+    offsets = store.append(*specs)
+    store.build()
+    return store, offsets

@@ -30,7 +30,7 @@ from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import Form, RemotingCommand, decode_command, encode_command, last_update_fields
 from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
 from indexd.storage.disk import WouldWaitError
-from support.data_directory import T0, config_of, spec
+from support.data_directory import T0, built, config_of, spec
 from support.queue_store import QueueStore
 from support.serving import Log
 
@@ -83,8 +83,7 @@ def six_messages(root: Path) -> QueueStore:
     """Queue 0 of T has offsets 0 to 5, one a second; k is the key of the last two, u0 to u3 the others' unique keys."""
     store = QueueStore(root)
     store.append(*[spec(T0 + 1000 * number, UNIQ_KEY=f"u{number}") for number in range(4)])
-    store.append(*[spec(T0 + 1000 * number, KEYS="k", TAGS="Tag") for number in range(4, 6)])
-    store.build()
+    built(store, *[spec(T0 + 1000 * number, KEYS="k", TAGS="Tag") for number in range(4, 6)])
     return store
 
 

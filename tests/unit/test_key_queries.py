@@ -23,7 +23,7 @@ from indexd.serve.queries import Queries
 from indexd.serve.remoting.command import HEADER_MAX, Form, FrameError, RemotingCommand, encode_command
 from indexd.serve.remoting.key_queries import TOGETHER_MAX, IndexTables, load_key_queries
 from indexd.storage.disk import Disk, WouldWaitError
-from support.data_directory import SEGMENT, T0, Store, spec
+from support.data_directory import SEGMENT, T0, Store, built, spec
 from support.page_cache import forget
 from support.remoting_asking import (
     ANY_SIZE,
@@ -176,9 +176,10 @@ UNIQUE = {"key": "u", "_UNIQUE_KEY_QUERY": "true", "maxNum": "64"}
 async def test_as_many_as_the_configuration_has(
     tmp_path: Path, keys: dict[str, int], fields: dict[str, str], wanted: int
 ) -> None:
-    store = Store(tmp_path, IndexLayout(7, 400), flavour="5.4", segment=1 << 16)
-    store.append(*[spec(T0 + number, KEYS="k", TAGS="tag", UNIQ_KEY="u") for number in range(60)])
-    store.build()
+    store, _ = built(
+        Store(tmp_path, IndexLayout(7, 400), flavour="5.4", segment=1 << 16),
+        *[spec(T0 + number, KEYS="k", TAGS="tag", UNIQ_KEY="u") for number in range(60)],
+    )
     async with both(store, **keys) as way:
         answered, answers = way.together(request(**fields))
         assert (answered, answers.count(struct.pack(">I", 0xDAA320A7))) == (1, wanted)
@@ -186,9 +187,11 @@ async def test_as_many_as_the_configuration_has(
 
 
 async def test_answers_that_fill_what_there_is(tmp_path: Path) -> None:
-    store = Store(tmp_path, IndexLayout(7, 400), segment=1 << 20)
-    store.append(*[spec(T0 + number, size=3000) for number in range(30)], spec(T0 + 99, KEYS="large", size=300_000))
-    store.build()
+    store, _ = built(
+        Store(tmp_path, IndexLayout(7, 400), segment=1 << 20),
+        *[spec(T0 + number, size=3000) for number in range(30)],
+        spec(T0 + 99, KEYS="large", size=300_000),
+    )
     async with both(store) as way:
         answered, answers = way.together(10 * request())  # 90 KiB each
         assert answered == 2
@@ -283,8 +286,7 @@ async def test_a_look_serves_for_a_moment_only(store: Store) -> None:
         assert way.together(request())[0] == 1
         way.to.queries.look_seconds = 0.0
         assert way.together(request())[0] == 0
-        store.append(spec(T0 + 99_000, KEYS="k"))
-        store.build()
+        built(store, spec(T0 + 99_000, KEYS="k"))
         answer = await way.to.key()
         assert answer.body.endswith(frame_of(store, 50))
 
@@ -340,9 +342,10 @@ LARGE = IndexLayout(101, 1000)
 
 
 def test_a_hot_key_in_many_files_and_segments(tmp_path: Path) -> None:
-    store = Store(tmp_path, IndexLayout(7, 40), segment=1 << 16)
-    store.append(*[spec(T0 + 500 * number, KEYS=f"k other-{number}", size=number * 37 % 7000) for number in range(120)])
-    store.build()
+    store, _ = built(
+        Store(tmp_path, IndexLayout(7, 40), segment=1 << 16),
+        *[spec(T0 + 500 * number, KEYS=f"k other-{number}", size=number * 37 % 7000) for number in range(120)],
+    )
     with store.index() as index:
         judge = Judge(index)
         judge.ask(by_key())
@@ -384,8 +387,7 @@ def test_more_files_than_are_kept_open(tmp_path: Path) -> None:
 def test_a_long_walk_is_left_to_who_may_take_time(tmp_path: Path) -> None:
     store = Store(tmp_path, IndexLayout(1, 12_000), segment=1 << 20)
     keys = [" ".join(f"k-{number}-{piece}" for piece in range(10)) for number in range(1100)]
-    store.append(*[spec(T0 + number, KEYS=text) for number, text in enumerate(keys)])
-    store.build()
+    built(store, *[spec(T0 + number, KEYS=text) for number, text in enumerate(keys)])
     with store.index() as index:
         judge = Judge(index)
         judge.ask(by_key("k-1099-0"))
@@ -407,9 +409,9 @@ def write_word(store: Store, position: int, value: int) -> None:
 
 def test_a_chain_in_a_circle_can_be_ended(tmp_path: Path) -> None:
     layout = IndexLayout(1, 3000)
-    store = Store(tmp_path, layout, segment=1 << 20)
-    store.append(*[spec(T0 + number, KEYS=f"k-{number}") for number in range(2000)])
-    store.build()
+    store, _ = built(
+        Store(tmp_path, layout, segment=1 << 20), *[spec(T0 + number, KEYS=f"k-{number}") for number in range(2000)]
+    )
     write_word(store, 36, 2**31 - 1)
     # From 10 back to 11, and so on: all of it comes with one read.
     write_word(store, layout.entry_position(10) + 16, 11)
@@ -432,9 +434,7 @@ def test_a_chain_in_a_circle_can_be_ended(tmp_path: Path) -> None:
 
 def test_a_chain_that_goes_up_is_counted_by_the_plain_way(tmp_path: Path) -> None:
     layout = IndexLayout(1, 40)
-    store = Store(tmp_path, layout, segment=1 << 16)
-    store.append(*[spec(T0 + 1000 * number) for number in range(4)])
-    store.build()
+    store, _ = built(Store(tmp_path, layout, segment=1 << 16), *[spec(T0 + 1000 * number) for number in range(4)])
     write_word(store, layout.entry_position(2) + 16, 3)
     with store.index() as index:
         judge = Judge(index)
@@ -444,9 +444,7 @@ def test_a_chain_that_goes_up_is_counted_by_the_plain_way(tmp_path: Path) -> Non
 
 
 def test_a_segment_beyond_all_offsets(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    store.append(*[spec(T0 + number) for number in range(3)])
-    store.build()
+    store, _ = built(Store(tmp_path, LARGE), *[spec(T0 + number) for number in range(3)])
     path, *others = sorted((store.root / "commitlog").iterdir())
     for other in others:
         other.unlink()
@@ -458,22 +456,17 @@ def test_a_segment_beyond_all_offsets(tmp_path: Path) -> None:
 
 
 def test_a_log_that_grows(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE, segment=1 << 16)
-    store.append(*[spec(T0 + number, size=1000) for number in range(6)])
-    store.build()
+    store, _ = built(Store(tmp_path, LARGE, segment=1 << 16), *[spec(T0 + number, size=1000) for number in range(6)])
     with store.index() as index:
         judge = Judge(index)
         for number in range(6, 20):
             assert frames(judge.ask(by_key())) == number
-            store.append(spec(T0 + number, size=1000))
-            store.build()
+            built(store, spec(T0 + number, size=1000))
         assert judge.answered[COMPILED] > 5
 
 
 def test_what_has_expired_is_said_by_the_plain_way(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    store.append(*[spec(T0 + number, size=1000) for number in range(12)])
-    store.build()
+    store, _ = built(Store(tmp_path, LARGE), *[spec(T0 + number, size=1000) for number in range(12)])
     with store.index() as index:
         judge = Judge(index)
         judge.ask(by_key())
@@ -488,9 +481,10 @@ def test_what_has_expired_is_said_by_the_plain_way(tmp_path: Path) -> None:
 
 def test_hostile_index_files(tmp_path: Path) -> None:
     """Any bytes: the same answer, the same complaint, and no read beyond a buffer."""
-    store = Store(tmp_path, IndexLayout(11, 60))
-    store.append(*[spec(T0 + 700 * number, KEYS=f"k other-{number % 9}") for number in range(50)])
-    store.build()
+    store, _ = built(
+        Store(tmp_path, IndexLayout(11, 60)),
+        *[spec(T0 + 700 * number, KEYS=f"k other-{number % 9}") for number in range(50)],
+    )
     files = sorted((store.data / "index").iterdir())
     good, rand, answered = [path.read_bytes() for path in files], random.Random(5), Counter[str]()
     for _ in range(150):

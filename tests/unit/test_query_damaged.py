@@ -31,7 +31,7 @@ from indexd.query.by_queue_and_time import scan_start, time_bound
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.commitlog_writer import FrameSpec
-from support.data_directory import LAYOUT, SEGMENT, T0, Store, config_of, spec, write_data
+from support.data_directory import LAYOUT, SEGMENT, T0, Store, built, config_of, spec, write_data
 from support.naive import NaiveIndexFile, NaiveIndexService, key_hash
 from support.queue_store import QueueStore, build_sparse
 from support.reading import patch
@@ -118,9 +118,9 @@ BEHIND_THE_NEXT = [0] * 4 + [9] * 4 + [12] * 2 + [2] * 10 + [9] * 3 + [2] * 9
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
 @pytest.mark.parametrize("times", [REPEATED, BEHIND_THE_NEXT])
 def test_every_bit_of_the_oldest_index(tmp_path: Path, times: list[int], kind: str, segment: int) -> None:
-    store = QueueStore(tmp_path, segment=segment)
-    store.append(*[spec(T0 + time) for time in times], *[spec(T0) for _ in range(20)])
-    store.build()
+    store, _ = built(
+        QueueStore(tmp_path, segment=segment), *[spec(T0 + time) for time in times], *[spec(T0) for _ in range(20)]
+    )
     path = store.data / "sparse" / f"{0:020d}.{kind}"
     whole = path.read_bytes()
     sparse = store.frontier.sparse
@@ -143,8 +143,7 @@ def test_every_bit_of_the_oldest_index(tmp_path: Path, times: list[int], kind: s
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "zeros", "ones", "a directory"])
 def test_sparse_indexes_that_are_no_more(store: QueueStore, damage: str) -> None:
     times = [T0 + number for number in range(60)]
-    store.append(*[spec(time) for time in times])
-    store.build()
+    built(store, *[spec(time) for time in times])
     for path in (store.data / "sparse").iterdir():
         content = path.read_bytes()
         path.unlink()
@@ -177,8 +176,7 @@ def test_sound_sparse_indexes_are_made_use_of(store: QueueStore) -> None:
 
 
 def test_places_that_were_passed_over_do_not_put_an_index_in_doubt(store: QueueStore) -> None:
-    offsets = store.append(*[spec(T0 + number) for number in range(12)])
-    store.build()
+    _, offsets = built(store, *[spec(T0 + number) for number in range(12)])
     left_out = store.messages()
     patch(store.root / "commitlog" / f"{0:020d}", offsets[4], b"\xee" * (offsets[5] - offsets[4]))
     del left_out[4]
@@ -190,8 +188,7 @@ def test_places_that_were_passed_over_do_not_put_an_index_in_doubt(store: QueueS
 
 
 def test_a_segment_missing_from_the_middle_of_the_log(store: QueueStore) -> None:
-    offsets = store.append(*[spec(T0 + number, size=500) for number in range(40)])
-    store.build()
+    _, offsets = built(store, *[spec(T0 + number, size=500) for number in range(40)])
     gone = [number for number, offset in enumerate(offsets) if offset // SEGMENT == 2]
     (store.root / "commitlog" / f"{2 * SEGMENT:020d}").unlink()
     with store.index() as index:
@@ -213,8 +210,7 @@ def test_a_segment_missing_from_the_middle_of_the_log(store: QueueStore) -> None
 
 
 def test_zeros_in_the_middle_of_the_covered_log_are_no_end_of_it(store: QueueStore) -> None:
-    offsets = store.append(*[spec(T0 + number) for number in range(12)])
-    store.build()
+    _, offsets = built(store, *[spec(T0 + number) for number in range(12)])
     patch(store.root / "commitlog" / f"{0:020d}", offsets[4], bytes(offsets[5] - offsets[4]))
     with store.index() as index:
         answer = query_log_time(index, T0 + 11)
@@ -229,8 +225,7 @@ def noted(store: Store) -> tuple[Evidence, ...]:
 
 
 def test_another_store_is_refused(store: QueueStore, tmp_path: Path) -> None:
-    store.append(*[spec(T0 + number) for number in range(30)])
-    store.build()
+    built(store, *[spec(T0 + number) for number in range(30)])
     store.change_frontier(evidence=noted(store))
     other = Store(tmp_path / "other")
     other.append(*[spec(T0 + 5000 + number) for number in range(30)])
@@ -244,8 +239,7 @@ def test_another_store_is_refused(store: QueueStore, tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_rewritten_but_for_one_message_is_the_same(store: QueueStore) -> None:
-    store.append(*[spec(T0 + number, size=300) for number in range(30)])
-    store.build()
+    built(store, *[spec(T0 + number, size=300) for number in range(30)])
     points = noted(store)
     store.change_frontier(evidence=(points[0], *(Evidence(p.phy_offset, p.size, 1, 1, 0) for p in points[1:])))
     with store.index() as index:
@@ -383,9 +377,10 @@ _ENTRIES, _OLD = 150_000, 64
 @pytest.fixture(scope="module")
 def hot(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A key of 150,000 entries, a second each: the messages of the oldest 64 are there."""
-    store = Store(tmp_path_factory.mktemp("hot"), IndexLayout(100, 200_000), segment=1 << 16)
-    offsets = store.append(*[spec(time=T0 + 1000 * number) for number in range(_OLD)])
-    store.build()
+    store, offsets = built(
+        Store(tmp_path_factory.mktemp("hot"), IndexLayout(100, 200_000), segment=1 << 16),
+        *[spec(time=T0 + 1000 * number) for number in range(_OLD)],
+    )
     file = NaiveIndexFile(100, 200_000)
     for number in range(_ENTRIES):
         file.put_key("T#k", offsets[number] if number < _OLD else 10**9 + number, T0 + 1000 * number)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +15,7 @@ from indexd.commitlog.decoder import DecoderOptions, Message, check_frame, decod
 from indexd.commitlog.format import Corrupt
 from indexd.errors import DiskError, UsageError
 from indexd.index.format import IndexLayout
-from indexd.query import TIME_MAX, Data, KeyQuery, NotFound, QueryIndex, open_index
+from indexd.query import TIME_MAX, KeyQuery, NotFound, QueryIndex, open_index
 from indexd.query.broker_message import (
     FoundFrames,
     PulledFrames,
@@ -30,11 +26,10 @@ from indexd.query.broker_message import (
     view_message,
 )
 from indexd.serve import queries as serve_queries
-from indexd.serve.queries import Queries
 from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import Form
 from indexd.storage.disk import Disk
-from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
+from support.data_directory import SEGMENT, T0, Store, built, config_of, make_golden_data, spec
 from support.goldens import unpack
 from support.naive import exact_oracle
 from support.queue_store import QueueStore
@@ -133,9 +128,9 @@ def test_both_answers_on_any_log(data: st.DataObject, samples: list[Sample], fla
 
 
 def test_it_asks_further_back_while_nothing_can_be_read(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE, segment=1 << 16)
-    offsets = store.append(*[spec(T0 + 5000 * number, size=50) for number in range(12)])
-    store.build()
+    store, offsets = built(
+        Store(tmp_path, LARGE, segment=1 << 16), *[spec(T0 + 5000 * number, size=50) for number in range(12)]
+    )
     for offset in offsets[3:]:
         damage(store, offset)
     # Three rounds of three: [9, 10, 11], then up to the time of 9, then up to that of 7.
@@ -146,9 +141,7 @@ def test_it_asks_further_back_while_nothing_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_damaged_frame_is_not_sent_and_said(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    offsets = store.append(*[spec(T0 + number, size=50) for number in range(3)])
-    store.build()
+    store, offsets = built(Store(tmp_path, LARGE), *[spec(T0 + number, size=50) for number in range(3)])
     damage(store, offsets[1])
     found = ask(store)
     assert found.frames == frames_at(store, [offsets[0], offsets[2]])
@@ -161,9 +154,7 @@ def test_a_damaged_frame_is_not_sent_and_said(tmp_path: Path) -> None:
 
 
 def test_expired_messages_are_counted(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    offsets = store.append(*[spec(T0 + number, size=1000) for number in range(6)])
-    store.build()
+    store, offsets = built(Store(tmp_path, LARGE), *[spec(T0 + number, size=1000) for number in range(6)])
     (store.root / "commitlog" / f"{0:020d}").unlink()
     gone = sum(offset < SEGMENT for offset in offsets)
     found = ask(store)
@@ -172,9 +163,9 @@ def test_expired_messages_are_counted(tmp_path: Path) -> None:
 
 
 def test_an_answer_has_so_many_bytes(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE, segment=1 << 16)
-    offsets = store.append(spec(size=100), spec(size=9000), spec(size=200), spec(size=5000))
-    store.build()
+    store, offsets = built(
+        Store(tmp_path, LARGE, segment=1 << 16), spec(size=100), spec(size=9000), spec(size=200), spec(size=5000)
+    )
     sizes = [len(frame) for frame in frames_at(store, offsets)]
     found = ask(store, size_max=sizes[0] + sizes[2])
     assert found.frames == frames_at(store, [offsets[0], offsets[2]])
@@ -186,9 +177,7 @@ def test_an_answer_has_so_many_bytes(tmp_path: Path) -> None:
 
 
 def test_what_more_than_one_round_names_counts_once(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    (offset,) = store.append(spec(T0 + 123, size=50))
-    store.build()
+    store, (offset,) = built(Store(tmp_path, LARGE), spec(T0 + 123, size=50))
     damage(store, offset, 28)  # its properties: its time can still be read
     found = ask(store)
     assert (found.frames, found.remark) == ((), "of 1 messages that the index names: 1 unreadable")
@@ -208,9 +197,7 @@ def test_what_has_expired_is_said_where_nothing_is_found(tmp_path: Path) -> None
 
 
 def test_view_message_gives_whole_frames_alone(tmp_path: Path) -> None:
-    store = Store(tmp_path, segment=1 << 16)
-    offsets = store.append(spec(size=10), spec(size=9000), spec(topic="x" * 200))
-    store.build()
+    store, offsets = built(Store(tmp_path, segment=1 << 16), spec(size=10), spec(size=9000), spec(topic="x" * 200))
     with store.index() as index:
         assert [view_message(index, offset, ANY_SIZE) for offset in offsets] == list(frames_at(store, offsets))
         reasons = {
@@ -263,8 +250,7 @@ def test_a_pull_says_what_a_broker_says(tmp_path: Path) -> None:
     store = QueueStore(tmp_path)
     store.append(spec(topic="other"))
     store.writer.queue_offsets["T", 0] = 5
-    offsets = store.append(*[spec(T0 + number, size=number * 30) for number in range(10)])
-    store.build()
+    _, offsets = built(store, *[spec(T0 + number, size=number * 30) for number in range(10)])
     found = pull(store, 5, 4)
     assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == ("FOUND", 9, 5, 15)
     assert found.frames == frames_at(store, offsets[:4])
@@ -286,9 +272,9 @@ def test_a_pull_says_what_a_broker_says(tmp_path: Path) -> None:
 
 
 def test_a_pull_is_bounded_and_goes_on(tmp_path: Path) -> None:
-    store = QueueStore(tmp_path, segment=1 << 17)
-    offsets = store.append(*[spec(T0 + number, size=100) for number in range(40)])
-    store.build()
+    store, offsets = built(
+        QueueStore(tmp_path, segment=1 << 17), *[spec(T0 + number, size=100) for number in range(40)]
+    )
     size = len(frames_at(store, offsets)[0])
     assert len(pull(store, 0, 1000).frames) == 32
     got: list[bytes] = []
@@ -310,9 +296,7 @@ def test_a_pull_is_bounded_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_bounds_and_earliest_time_follow_the_log(tmp_path: Path) -> None:
-    store = QueueStore(tmp_path)
-    offsets = store.append(*[spec(T0 + number, size=900) for number in range(12)])
-    store.build()
+    store, offsets = built(QueueStore(tmp_path), *[spec(T0 + number, size=900) for number in range(12)])
     with store.index() as index:
         assert (queue_bounds(index, "T", 0), earliest_time(index, "T", 0)) == ((0, 12), T0)
         assert (queue_bounds(index, "T", 9), earliest_time(index, "T", 9)) == ((0, 0), -1)
@@ -335,9 +319,7 @@ def _check_all_but_last_gone(index: QueryIndex, store: QueueStore, offsets: list
 
 
 def test_without_queues_it_is_said(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.append(spec())
-    store.build()
+    store, _ = built(Store(tmp_path), spec())
     with store.index() as index:
         for question in (queue_bounds, earliest_time):
             with pytest.raises(UsageError, match="holds no ConsumeQueues"):
@@ -419,9 +401,7 @@ async def test_a_pull_of_a_tool(store: QueueStore) -> None:
 
 
 async def test_exact_mode_is_a_setting(tmp_path: Path) -> None:
-    store = QueueStore(tmp_path)
-    store.append(spec(KEYS="Aa Aa"), spec(KEYS="BB"))
-    store.build()
+    store, _ = built(QueueStore(tmp_path), spec(KEYS="Aa Aa"), spec(KEYS="BB"))
     frames = frame_of(store, 0), frame_of(store, 1)
     with asking(store) as to:
         assert (await to.key(key="Aa")).body == frames[0] + frames[0] + frames[1]
@@ -458,9 +438,7 @@ async def test_odd_texts_are_only_absent(store: QueueStore) -> None:
 
 
 async def test_an_answer_is_no_longer_than_a_frame_may_be(tmp_path: Path) -> None:
-    store = QueueStore(tmp_path, segment=1 << 18)
-    store.append(*[spec(size=30_000) for _ in range(4)])
-    store.build()
+    store, _ = built(QueueStore(tmp_path, segment=1 << 18), *[spec(size=30_000) for _ in range(4)])
     with asking(store, remoting_frame_max=65_536) as to:
         answer = await to.key()
         assert answer.body == frame_of(store, 0) + frame_of(store, 1)
@@ -541,23 +519,6 @@ async def test_while_it_recovers_and_stops_it_is_busy(store: QueueStore) -> None
         assert to.board.queries["error"] == 3
 
 
-async def test_as_many_at_once_as_may(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_queries, "_WAITING_PER_THREAD", 2)
-    gate = threading.Event()
-    _before_each(monkeypatch, lambda: gate.wait(20))
-    with asking(store) as to:
-        asked = [asyncio.create_task(to.key()) for _ in range(12)]
-        done, _ = await asyncio.wait(asked, timeout=1)
-        codes = [task.result().code for task in done]
-        assert codes
-        assert set(codes) == {BUSY}
-        gate.set()
-        codes = [(await task).code for task in asked]
-        assert SUCCESS in codes
-        assert set(codes) == {SUCCESS, BUSY}
-        assert to.board.queries["error"] == 0
-
-
 async def test_one_that_takes_too_long_is_ended(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_queries, "QUERY_SECONDS", -1.0)
     with asking(store) as to:
@@ -568,22 +529,12 @@ async def test_one_that_takes_too_long_is_ended(store: QueueStore, monkeypatch: 
 
 
 async def test_an_error_is_its_line(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise DiskError("read", store.data, OSError(5, "Input/output error"))
 
-    _before_each(monkeypatch, fail)
+    monkeypatch.setattr(processor.broker, "query_message", fail)
     with asking(store) as to:
         answer = await to.key()
         assert answer.code == ERROR
         assert str(answer.remark).startswith(f"cannot read {store.data}: Input/output error; ")
         assert to.board.queries["error"] == 1
-
-
-def _before_each(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
-    original = Queries._call
-
-    def slow(self: Queries, question: Callable[[Data], Any]) -> Any:
-        call()
-        return original(self, question)
-
-    monkeypatch.setattr(Queries, "_call", slow)
