@@ -312,7 +312,7 @@ def test_a_frame_that_does_not_end(tmp_path: Path, start: bytes, pause: float) -
                 time.sleep(pause)
             assert is_closed(peer)
         _closed(server, "slow")
-        assert server.processor.begun[34] == (start > _HEARTBEAT)
+        assert server.processor.begun[34] == start.startswith(_HEARTBEAT)
 
 
 def test_a_large_frame_may_take_longer_when_it_comes(tmp_path: Path) -> None:
@@ -326,17 +326,16 @@ def test_a_large_frame_may_take_longer_when_it_comes(tmp_path: Path) -> None:
 
 
 def test_who_says_nothing(tmp_path: Path) -> None:
-    with RemotingServing(tmp_path, limits=replace(LIMITS, first_seconds=0.2), remoting_idle_timeout="2s") as server:
+    with RemotingServing(tmp_path, remoting_idle_timeout="1s") as server:
         with server.connect() as silent, server.client() as client:
+            waiting = client.start(SLEEP, {"seconds": 1.8})  # no idleness: something is under way
             began = time.monotonic()
-            assert client.ask(ECHO).code == 0
             assert is_closed(silent)
-            first = time.monotonic() - began
-            waiting = client.start(SLEEP, {"seconds": 2.3})  # no idleness: something is under way
             assert client.answer_to(waiting).code == 0
             answered = time.monotonic()
             assert client.is_closed()
-            assert first < 1.8 < time.monotonic() - answered < 8
+            assert answered - began > 1.5
+            assert time.monotonic() - answered > 0.8
         _closed(server, "idle", 2)
 
 
@@ -381,12 +380,12 @@ def test_without_descriptors_they_wait(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(24, os.strerror(24))
         return accept(self)
 
-    with RemotingServing(tmp_path) as server:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, look_seconds=0.2)) as server:
         monkeypatch.setattr(socket.socket, "accept", refuse)
         began = time.monotonic()
         with server.client() as client:
             assert client.ask(ECHO).code == 0
-        assert 0.3 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.3
         assert [line[1] for line in server.log.errors()] == ["remoting_full"]
 
 

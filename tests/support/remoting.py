@@ -186,7 +186,7 @@ _WAIT_SECONDS = 30.0
 
 
 #: Looks are many.
-LIMITS = Limits(look_seconds=0.02, accept_pause=0.2)
+LIMITS = Limits(look_seconds=0.02)
 
 
 #: Requests of the stand-in: ext fields and body back; never an answer; an exception; an answer of ``size`` bytes; an

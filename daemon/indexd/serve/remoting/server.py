@@ -78,10 +78,8 @@ class Limits:
 
     #: Between two looks at each connection, and after a failure to accept one.
     look_seconds: float = 1.0
-    accept_pause: float = 1.0
-    #: Until TLS has begun, and until a client has sent its first frame; later the idle time-out counts.
+    #: Until TLS has begun.
     handshake_seconds: float = 5.0
-    first_seconds: float = 30.0
     #: For a whole frame, and one second more for each so many bytes of it that have come.
     frame_seconds: float = 10.0
     frame_bytes_per_second: int = 1 << 18
@@ -168,8 +166,8 @@ class Connection(asyncio.Protocol):
         # Under way: what each holds, and whether somebody waits for its answer.
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
         self._under_way = 0
-        # The transport takes no more; we do not read; it is to end; a whole frame has come.
-        self._is_paused = self._is_silent = self._is_leaving = self._has_asked = False
+        # The transport takes no more; we do not read; it is to end.
+        self._is_paused = self._is_silent = self._is_leaving = False
         self._active_at = self._frame_at = self._taken_at = self._loop.time()
         # Bytes that were not taken at the last look.
         self._untaken = 0
@@ -179,7 +177,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is there, its TLS handshake done."""
         self._transport, self.was_made = cast("asyncio.Transport", transport), True
-        self._weigh()
+        self._server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of frames."""
@@ -246,15 +244,13 @@ class Connection(asyncio.Protocol):
         if self._is_silent:  # no wonder that its frame does not grow
             self._frame_at = now
         frame_seconds = limits.frame_seconds + len(self._inflow) / limits.frame_bytes_per_second
-        idle_seconds = self._server.idle_seconds
-        patience = idle_seconds if self._has_asked else min(idle_seconds, limits.first_seconds)
         # Whether a client is still there cannot be seen where its bytes are not read.
         is_quiet = self._is_silent or (not self._tasks and untaken == 0)
         if now - self._taken_at > limits.untaken_seconds:
             self.end("untaken")
         elif self._inflow and now - self._frame_at > frame_seconds:
             self.end("slow")
-        elif is_quiet and now - self._active_at > patience:
+        elif is_quiet and now - self._active_at > self._server.idle_seconds:
             self.end("idle")
 
     # --- frames in --------------------------------------------------------------------------------------------------
@@ -290,7 +286,7 @@ class Connection(asyncio.Protocol):
             self.end("bytes")
             return
         if len(inflow) < size:
-            self._has_asked, self._frame_at = True, self._active_at
+            self._frame_at = self._active_at
         self._weigh()
         self._read_or_wait()
 
@@ -382,7 +378,7 @@ class RemotingServer:
         is_alone = not remoting.upstream_namesrv
         self.processor, self.limits = processor, limits or Limits()
         self.counts, self.log = RemotingCounts(), RateLimitedLog(log)
-        #: Those that hold something or are open, and what they hold together: requests, unfinished or under way, and
+        #: Those that are open or hold something, and what they hold together: requests, unfinished or under way, and
         #: answers that were not taken.
         self.connections: set[Connection] = set()
         self.held = 0
@@ -425,9 +421,7 @@ class RemotingServer:
         has_grown = size > connection.held and not connection.is_closed
         self.held += size - connection.held
         connection.held = size
-        if size or not connection.is_closed:
-            self.connections.add(connection)
-        else:
+        if not size and connection.gone.done():
             self.connections.discard(connection)
         if has_grown and self.held > self.limits.held_bytes:
             for one in sorted(self.connections, key=lambda one: one.held, reverse=True):
@@ -456,7 +450,7 @@ class RemotingServer:
                 peer, place = await loop.sock_accept(self._listening)
             except OSError as error:  # no descriptors: they wait in the kernel meanwhile
                 self.log.warning("remoting_full", connections=self.counts.connections, problem=str(error))
-                await asyncio.sleep(self.limits.accept_pause)
+                await asyncio.sleep(self.limits.look_seconds)
                 continue
             reason = self._refusal(place[0])
             if reason is not None:
@@ -480,7 +474,7 @@ class RemotingServer:
 
     async def _open(self, peer: socket.socket, name: str) -> None:
         connection, tls = Connection(self, name, address_of(*peer.getsockname()[:2])), self._access.tls
-        connection.gone.add_done_callback(self._release)
+        connection.gone.add_done_callback(lambda _: self._release(connection))
         seconds = self.limits.handshake_seconds, _SHUTDOWN_SECONDS
         times = {} if tls is None else {"ssl_handshake_timeout": seconds[0], "ssl_shutdown_timeout": seconds[1]}
         try:
@@ -491,8 +485,9 @@ class RemotingServer:
                 self.counts.refused["tls"] += tls is not None
                 connection.gone.set_result(None)
 
-    def _release(self, _: object) -> None:
+    def _release(self, connection: Connection) -> None:
         self.counts.connections -= 1
+        self.hold(connection, connection.held)
 
 
 async def _wait(futures: Collection[asyncio.Future[None]], seconds: float) -> None:
