@@ -407,17 +407,6 @@ def test_what_is_not_signed_goes_no_further(root: Path, signing: dict[str, objec
     assert dict(asked.ext_fields) == signed({}, b"", _KEYS)
 
 
-def test_queries_while_the_broker_is_asked(root: Path, stack: ExitStack) -> None:
-    # Nothing that waits for others holds up what the index answers.
-    behind = Front(stack, root)
-    behind.broker.handlers.update(dict.fromkeys(range(400), lambda _: None))
-    client = behind.client()
-    client.tell(34, body=_HEARTBEAT)
-    waiting = [client.start(310) for _ in range(100)]
-    assert client.ask(12, _QUERY).code == 0
-    behind.broker.wait(lambda peer: peer.codes().count(310) == len(waiting))
-
-
 def test_queries_go_to_the_index_with_a_broker_behind(root: Path, stack: ExitStack) -> None:
     behind = Front(stack, root)
     broker = behind.broker

@@ -279,6 +279,7 @@ def test_a_long_poll_is_held_and_others_overtake_it(behind: Front) -> None:
     held = client.start(361, {"suspendTimeoutMillis": 20_000}, b"late")
     assert other.ask(310, body=b"now").body == b"now"
     assert client.ask(206).code == 0  # the same client, by the name server
+    assert client.ask(33, {"offset": 0}).code == 2  # and by the index, which is not there
     release.set()
     assert client.answer_to(held).body == b"late"
 
@@ -395,34 +396,13 @@ def test_name_servers_are_asked_in_turn(tmp_path: Path, stack: ExitStack) -> Non
     assert client.ask(206).code == 0
 
 
-def test_the_broker_of_our_name_among_others(tmp_path: Path, stack: ExitStack) -> None:
-    ours, other = (stack.enter_context(Peer(broker_handlers())) for _ in range(2))
-    brokers = {"broker-b": {0: other.address}, NAME: {0: ours.address, 1: "127.0.0.1:1"}}
-    names = stack.enter_context(Peer(name_server_handlers(brokers)))
-    for settings in ({"node_id": NAME}, {"node_id": "another", "broker_address": ours.address}):
-        with Outlet(tmp_path, upstream_namesrv=names.address, **settings) as outlet, outlet.client() as client:
-            assert client.ask(310).code == 0
-    with Outlet(tmp_path, upstream_namesrv=names.address) as outlet, outlet.client() as client:
+def test_brokers_none_of_which_is_known_to_be_ours(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Front(stack, tmp_path, {"broker-b": {0: "10.0.0.3:10911"}, NAME: {0: _nobody()}})
+    with Outlet(tmp_path, upstream_namesrv=behind.names.address) as outlet, outlet.client() as client:
         answer = client.ask(310)
         assert answer.code == 14
         assert "the name server knows these brokers: broker-a, broker-b; ours is" in str(answer.remark)
         assert "upstream_unknown" in outlet.events()
-    assert ours.codes() == [310, 310]
-    assert not other.requests
-
-
-def test_one_alone_is_ours_and_stays_it(tmp_path: Path, stack: ExitStack) -> None:
-    ours, other = (stack.enter_context(Peer(broker_handlers())) for _ in range(2))
-    brokers: Brokers = {"some-name": {0: ours.address}}
-    names = stack.enter_context(Peer(name_server_handlers(brokers)))
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names.address))
-    client = stack.enter_context(outlet.client())
-    assert client.ask(310).code == 0
-    del brokers["some-name"]
-    brokers["another"] = {0: other.address}
-    ours.stop()
-    assert client.ask(310).code == 14
-    assert not other.requests
 
 
 @pytest.mark.parametrize("form", list(Form))
