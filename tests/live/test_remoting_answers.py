@@ -41,6 +41,8 @@ from support.small_log import SIZES, write_log
 from support.tls import make_certificate
 
 _KEYS = ("rocketmq", "12345678")
+#: Settings for TLS, and for signatures.
+Guards = tuple[dict[str, Any], dict[str, Any]]
 
 
 _QUERY = {"topic": "TopicTest", "key": "Aa", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**63 - 1}
@@ -127,14 +129,8 @@ def test_oneway_requests_and_responses_get_no_answer(client: RemotingClient) -> 
     assert client.receive().opaque == last.opaque
 
 
-@pytest.fixture
-def signing(tmp_path: Path) -> dict[str, object]:
-    (tmp_path / "secret").write_text(_KEYS[1])
-    return {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": tmp_path / "secret"}
-
-
-def test_every_request_has_to_be_signed(root: Path, signing: dict[str, object], stack: ExitStack) -> None:
-    outlet = stack.enter_context(Outlet(root, **signing))
+def test_every_request_has_to_be_signed(root: Path, guards: Guards, stack: ExitStack) -> None:
+    outlet = stack.enter_context(Outlet(root, **guards[1]))
     client, known, wrong = (
         stack.enter_context(outlet.client(credentials=keys)) for keys in (None, _KEYS, (_KEYS[0], "wrong"))
     )
@@ -310,12 +306,13 @@ def test_each_gets_its_own_answer(store: QueueStore, tmp_path: Path, together: l
 
 
 @pytest.mark.parametrize("way", ["signed", "exact"])
-def test_not_where_more_is_asked_for(store: QueueStore, tmp_path: Path, together: list[int], way: str) -> None:
+def test_not_where_more_is_asked_for(
+    store: QueueStore, tmp_path: Path, together: list[int], guards: Guards, way: str
+) -> None:
     settings: dict[str, Any] = {"remoting_mode": "exact"}
     fields = _BY_KEY
     if way == "signed":
-        (tmp_path / "secret").write_text(_KEYS[1])
-        settings = {"remoting_access_key": _KEYS[0], "remoting_secret_key_file": tmp_path / "secret"}
+        settings = guards[1]
         fields = signed(_BY_KEY, b"", _KEYS)
     with Outlet(tmp_path, **settings) as outlet, outlet.client() as client:
         for _ in range(30):
@@ -344,7 +341,7 @@ def test_a_frame_that_is_none_behind_those_that_are_answered(
 
 
 @pytest.fixture(scope="module")
-def guards(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], dict[str, object]]:
+def guards(tmp_path_factory: pytest.TempPathFactory) -> Guards:
     """Settings for TLS and for signatures."""
     root = tmp_path_factory.mktemp("access")
     cert, key = make_certificate(root)
@@ -357,7 +354,7 @@ def _read(store: Path, **keys: Any) -> Access:
     return read_access(load({"store": str(store), **keys}, None, {}))
 
 
-def test_who_is_let_in_by_everybodys_leave(tmp_path: Path, guards: tuple[dict[str, object], ...]) -> None:
+def test_who_is_let_in_by_everybodys_leave(tmp_path: Path, guards: Guards) -> None:
     tls, acl = guards
     access = _read(tmp_path, remoting="0.0.0.0:0", remoting_allow="10.0.0.0/8", **tls, **acl)
     assert isinstance(access.tls, ssl.SSLContext)
@@ -374,7 +371,7 @@ def test_who_is_let_in_by_everybodys_leave(tmp_path: Path, guards: tuple[dict[st
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\n", b"two words", b"\xff\xfe", b"x" * 4097])
-def test_keys_that_are_none(tmp_path: Path, guards: tuple[dict[str, object], ...], content: bytes | None) -> None:
+def test_keys_that_are_none(tmp_path: Path, guards: Guards, content: bytes | None) -> None:
     path, (tls, acl) = tmp_path / "key", guards
     if content is not None:
         path.write_bytes(content)
@@ -393,8 +390,8 @@ def test_keys_that_are_none(tmp_path: Path, guards: tuple[dict[str, object], ...
         assert error.value.hint == "give a file with the secret key"
 
 
-def test_what_is_not_signed_goes_no_further(root: Path, signing: dict[str, object], stack: ExitStack) -> None:
-    behind = Front(stack, root, **signing)
+def test_what_is_not_signed_goes_no_further(root: Path, guards: Guards, stack: ExitStack) -> None:
+    behind = Front(stack, root, **guards[1])
     stranger, client = behind.client(), behind.client(credentials=_KEYS)
     for code in (34, 310, 206, 105, 106, 28, 12):
         assert stranger.ask(code, {"topic": "TopicTest"}).code == 16
