@@ -20,6 +20,8 @@ class IndexdError(Exception):
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = self.default_hint if hint is None else hint
+        if self.hint:
+            self.add_note(self.hint)  # of what a data source raises, Spark shows the traceback
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as what it is, whatever its constructor asks for: errors come back from other processes."""

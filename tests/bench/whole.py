@@ -30,9 +30,9 @@ from bench.ground import (
     same_files,
     warm_log,
 )
-from indexd.config import load
+from indexd.config import SparkConfig, load
 from indexd.spark.rebuild.job import rebuild as build
-from indexd.spark.session import SparkOptions, open_session, slots
+from indexd.spark.session import open_session, slots
 from indexd.spark.tasks import run_tasks
 from indexd.storage.disk import Disk
 
@@ -188,7 +188,7 @@ def _rebuild_in_a_session(ground: Ground, store: Path, out: Path, master: str) -
     # From the start of the session to the end of the first rebuild; then each of three more.
     config = load({"store": str(store), "data": str(out.with_name("data"))}, None, {})
     began, found = time.perf_counter(), list[float]()
-    with open_session(SparkOptions(master), "bench") as spark:
+    with open_session(SparkConfig(master=master), "bench") as spark:
         for _ in range(4):
             shutil.rmtree(out, ignore_errors=True)
             if found:
@@ -219,7 +219,7 @@ def measure_source(ground: Ground, report: Report) -> None:
     store = _large(ground).store()
     warm_log(store)
     seconds: dict[str, list[float]] = {}
-    with open_session(SparkOptions("local[2]"), "bench", memory="2g") as spark:
+    with open_session(SparkConfig(master="local[2]"), "bench", memory="2g") as spark:
         rows = _frame(spark, store, "size").count()
         for turn in range(4):
             progress(f"source: turn {turn} of 3")

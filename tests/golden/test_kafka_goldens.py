@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import struct
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ import numpy as np
 import pytest
 
 from indexd.errors import CorruptDataError
-from indexd.kafka.check import CheckReport, check
+from indexd.kafka.check import check
+from indexd.kafka.format import Report
 from indexd.kafka.rebuild import rebuild
 from indexd.sparse.format import base_of_name, index_name, search, time_index_name
 from indexd.sparse.kernel import (
@@ -87,22 +86,21 @@ def check_opened(index: SparseIndex, opened: dict[str, Any], what: str) -> None:
         assert (entries[slot] if slot >= 0 else nothing) == answer, f"{what}: {target}"
 
 
-def snapshots() -> Iterator[tuple[str, dict[str, Any]]]:
-    for name in names("offset", "time"):
-        for snapshot in CASES[name]["snapshots"]:
-            yield name, snapshot
-
-
 @pytest.mark.parametrize(
-    ("name", "snapshot"), [pytest.param(*row, id=f"{row[0]}-{row[1]['label']}") for row in snapshots()]
+    ("name", "snapshot"),
+    [
+        pytest.param(name, snapshot, id=f"{name}-{snapshot['label']}")
+        for name in names("offset", "time")
+        for snapshot in CASES[name]["snapshots"]
+    ],
 )
 def test_every_snapshot_reopened(name: str, snapshot: dict[str, Any], tmp_path: Path) -> None:
-    case, opened = CASES[name], snapshot["reopened"]
     path = tmp_path / Path(snapshot["file"]).name
     path.write_bytes(FILES[f"{name}/{snapshot['file']}"])
     assert hashlib.sha256(path.read_bytes()).hexdigest() == snapshot["sha256"]
     with Disk().open_read(path) as file:
-        check_opened(open_index(case["kind"], file, base_of_name(path.name)), opened, f"{name} {snapshot['label']}")
+        index = open_index(CASES[name]["kind"], file, base_of_name(path.name))
+        check_opened(index, snapshot["reopened"], f"{name} {snapshot['label']}")
 
 
 @pytest.mark.parametrize("name", names("corrupt"))
@@ -168,73 +166,49 @@ OTHERWISE = {"multi-batch-call-old-rule", "truncate-then-append"}
 NAME = "00000000000000000000"
 
 
-@pytest.fixture(scope="module")
-def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("goldens")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(place, filter="data")
-    return place / "kafka-goldens"
+def files_of(name: str) -> dict[str, bytes]:
+    """The files of a segment's case with the log: as rolled, or as recovered where there is no other."""
+    for label in ("rolled", "recovered"):
+        prefix = f"segment/{name}/{label}/"
+        if found := {file.removeprefix(prefix): FILES[file] for file in FILES if file.startswith(prefix)}:
+            return found
+    raise KeyError(name)
 
 
-def case_of(goldens: Path, name: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads((goldens / "segment" / name / "case.json").read_text("utf-8"))
-    return parsed
-
-
-def segment_of(goldens: Path, name: str) -> Path:
-    """The folder with the log: as rolled, or as recovered where there is no other."""
-    place = goldens / "segment" / name
-    return place / ("rolled" if (place / "rolled").exists() else "recovered")
-
-
-def copied(goldens: Path, name: str, tmp_path: Path) -> Path:
+def copied(name: str, tmp_path: Path) -> Path:
     """A copy as a sealed segment: an empty one follows it."""
     path = tmp_path / f"{name}-0"
-    shutil.copytree(segment_of(goldens, name), path)
-    (path / f"{10**18:020d}.log").write_bytes(b"")
+    path.mkdir()
+    for file, data in (files_of(name) | {f"{10**18:020d}.log": b""}).items():
+        (path / file).write_bytes(data)
     return path
 
 
-def whats(report: CheckReport) -> set[str]:
+def whats(report: Report) -> set[str]:
     return {finding.what for finding in report.findings.kept}
 
 
-def test_no_case_is_left_out(goldens: Path) -> None:
-    assert sorted(path.name for path in (goldens / "segment").iterdir()) == SEGMENTS
+def test_no_case_is_left_out() -> None:
+    assert names("segment") == [f"segment/{name}" for name in SEGMENTS]
+    assert {Path(file).stem for file in FILES if file.startswith("dump/")} == set(FOUND)
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
-def test_the_check_finds_nothing(goldens: Path, tmp_path: Path, name: str) -> None:
-    report = check(copied(goldens, name, tmp_path), Disk())
+def test_the_check_finds_nothing(tmp_path: Path, name: str) -> None:
+    report = check(copied(name, tmp_path), Disk())
     assert not report.findings
     assert {note.what for note in report.notes} == ({"entries_of_sets"} if name.endswith("old-rule") else set())
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
-def test_rebuilt_byte_for_byte(goldens: Path, tmp_path: Path, name: str) -> None:
-    case = case_of(goldens, name)
-    place = segment_of(goldens, name)
-    report = rebuild(
-        place, Disk(), out=tmp_path, interval=case["indexIntervalBytes"], max_index_size=case["segmentIndexBytes"]
-    )
-    assert not report.findings
-    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(made) == 2
+def test_rebuilt_byte_for_byte(tmp_path: Path, name: str) -> None:
+    case, out = CASES[f"segment/{name}"], tmp_path / "out"
+    sizes = {"interval": case["indexIntervalBytes"], "max_index_size": case["segmentIndexBytes"]}
+    assert not rebuild(copied(name, tmp_path), Disk(), out=out, **sizes).findings
     for label in {"rolled", "recovered"} - ({"rolled"} if name in OTHERWISE else set()):
-        for path in (goldens / "segment" / name / label).glob("*index"):
-            assert made[path.name] == path.read_bytes(), path
-
-
-def test_garbage_behind_the_log_is_left_for_kafka_to_cut(goldens: Path, tmp_path: Path) -> None:
-    path = copied(goldens, "recover-garbage", tmp_path)
-    (log,) = path.glob("*100.log")
-    data = log.read_bytes()
-    log.write_bytes(data + bytes(range(200, 256)) * 3)
-    report = rebuild(path, Disk(), out=tmp_path / "out", interval=300)
-    assert report.findings.counts == {"log_not_whole": 1}
-    assert log.read_bytes() == data + bytes(range(200, 256)) * 3
-    for kept in (goldens / "segment" / "recover-garbage" / "recovered").glob("*index"):
-        assert (tmp_path / "out" / kept.name).read_bytes() == kept.read_bytes()
+        prefix = f"segment/{name}/{label}/"
+        for file in [file for file in FILES if file.startswith(prefix) and file.endswith("index")]:
+            assert (out / file.removeprefix(prefix)).read_bytes() == FILES[file], file
 
 
 # --- what DumpLogSegments said ----------------------------------------------------------------------------------
@@ -268,11 +242,10 @@ FOUND: dict[str, set[str]] = {
 }
 
 
-def damaged(goldens: Path, tmp_path: Path, name: str) -> Path:
+def damaged(tmp_path: Path, name: str) -> Path:
     """The files of a dump case as they were when the tool was called."""
-    text = (goldens / "dump" / f"{name}.txt").read_text("utf-8").split("\n\n")[0]
-    source = re.findall(r"--files (\w+)/", text)[0]
-    path = copied(goldens, SOURCES[source], tmp_path)
+    text = FILES[f"dump/{name}.txt"].decode().split("\n\n")[0]
+    path = copied(SOURCES[re.findall(r"--files (\w+)/", text)[0]], tmp_path)
     sizes = {file: int(size) for size, file in re.findall(r"^file\| (\d+) (\S+)$", text, re.MULTILINE)}
     offsets = re.findall(r"^out\| offset: (\d+) position: (\d+)$", text, re.MULTILINE)
     pairs = re.findall(r"^out\| timestamp: (\d+) offset: (\d+)$", text, re.MULTILINE)
@@ -299,25 +272,20 @@ def damaged(goldens: Path, tmp_path: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_what_the_tool_reports_and_what_it_misses(goldens: Path, tmp_path: Path, name: str) -> None:
-    report = check(damaged(goldens, tmp_path, name), Disk())
+def test_what_the_tool_reports_and_what_it_misses(tmp_path: Path, name: str) -> None:
+    report = check(damaged(tmp_path, name), Disk())
     assert whats(report) == FOUND[name], report.findings.kept
     assert [note.what for note in report.notes] == (
         ["entries_of_sets"] if name.startswith("old") else ["left_alone"] if name == "deleted-suffix" else []
     )
 
 
-def test_no_dump_is_left_out(goldens: Path) -> None:
-    assert {path.stem for path in (goldens / "dump").iterdir()} == set(FOUND)
-
-
 @pytest.mark.parametrize("name", sorted(set(FOUND) - {"missing-log"}))
-def test_every_damaged_one_is_mended(goldens: Path, tmp_path: Path, name: str) -> None:
-    path = damaged(goldens, tmp_path, name)
-    source = re.findall(r"--files (\w+)/", (goldens / "dump" / f"{name}.txt").read_text("utf-8"))[0]
-    case = case_of(goldens, SOURCES[source])
-    assert not rebuild(path, Disk(), interval=case["indexIntervalBytes"]).findings
+def test_every_damaged_one_is_mended(tmp_path: Path, name: str) -> None:
+    path = damaged(tmp_path, name)
+    source = SOURCES[re.findall(r"--files (\w+)/", FILES[f"dump/{name}.txt"].decode())[0]]
+    assert not rebuild(path, Disk(), interval=CASES[f"segment/{source}"]["indexIntervalBytes"]).findings
     assert not check(path, Disk()).findings
-    if SOURCES[source] not in OTHERWISE:
-        for kept in segment_of(goldens, SOURCES[source]).iterdir():
-            assert (path / kept.name).read_bytes() == kept.read_bytes()
+    if source not in OTHERWISE:
+        for file, data in files_of(source).items():
+            assert (path / file).read_bytes() == data

@@ -2,21 +2,144 @@
 
 Sealed segments that were written in one run of a broker have exactly the bytes that recovery gives them: its counter of
 bytes since the last entry begins at 0 at a start, so what grows over a restart has its entries further apart.
+
+The broker is one node, KRaft, loopback only. It is fetched from Maven Central with the program under ``java-kafka``,
+once per change of that; the jars are kept where those of ``support.rocketmq`` are. What it logs is in
+``home/broker-N.log``.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from support.daemon import compile_kernels, indexd_here
-from support.kafka_broker import REAL, KafkaBroker
+from support.missing import missing, requires
+from support.mosquitto import free_port
+from support.rocketmq import RocketMQError, built, end
 
-pytestmark = REAL
+SOURCES = Path(__file__).with_name("java-kafka")
+BOOT_SECONDS = STOP_SECONDS = 60
+TRAFFIC_SECONDS = 120
+JVM_FLAGS = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8")
+_CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+
+
+class KafkaError(Exception):
+    """The broker could not be built or started, or the program failed; the message quotes its output."""
+
+
+def _built() -> tuple[str, Path]:
+    found = built(SOURCES, "kafka")
+    if isinstance(found, RocketMQError):
+        missing(f"a Kafka broker cannot be run: {found}")
+    return found
+
+
+pytestmark = [pytest.mark.real, requires(_built)]
+
+
+class KafkaBroker:
+    """Running inside a ``with`` block, which ends it cleanly; it may be entered again, on the same log directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.log_directory = home / "logs"
+        self.port, self._controller_port = free_port(), free_port()
+        self._starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        properties = self.home / "server.properties"
+        if not self._starts:
+            self.log_directory.mkdir(parents=True)
+            properties.write_text("".join(f"{key}={value}\n" for key, value in self._settings().items()))
+            self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties))
+        self._starts += 1
+        self._log = self.home / f"broker-{self._starts}.log"
+        with self._log.open("wb") as log:
+            command = self._java("kafka.Kafka", str(properties))
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            self._wait()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            end(self._process, signal.SIGTERM, STOP_SECONDS)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it as kill -9 does."""
+        if self._process is not None:
+            end(self._process, signal.SIGKILL, STOP_SECONDS)
+
+    def traffic(self, command: str, *args: str) -> dict[str, dict[str, Any]]:
+        """Runs the program ``Traffic`` against it; what it says of each topic."""
+        said = self._run("Traffic", command, f"127.0.0.1:{self.port}", *args)
+        rows = [json.loads(line) for line in said.splitlines()]
+        return {row["topic"]: row for row in rows}
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.log_directory,
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 1,
+            "log.retention.ms": -1,  # what is sent pretends to be old
+            "group.initial.rebalance.delay.ms": 0,
+            "log.cleaner.backoff.ms": 200,
+            "log.cleaner.dedupe.buffer.size": 8 << 20,
+            "log.initial.task.delay.ms": 1000,
+        }
+
+    def _java(self, main: str, *args: str) -> list[str]:
+        path, place = _built()
+        flags = [*JVM_FLAGS, f"-Djava.io.tmpdir={self.home}", f"-Duser.home={self.home}"]
+        return [path, *flags, "-cp", f"{place / 'classes'}:{place / 'lib'}/*", main, *args]
+
+    def _run(self, main: str, *args: str) -> str:
+        command = self._java(main, *args)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRAFFIC_SECONDS, check=False)
+        if done.returncode != 0:
+            raise KafkaError(
+                f"{main} {' '.join(args)} ended with {done.returncode}: {(done.stdout + done.stderr)[-3000:]}"
+            )
+        return done.stdout
+
+    def _wait(self) -> None:
+        """Until the broker says that it is up; it takes connections before that, and refuses what they ask."""
+        process, deadline = self._process, time.monotonic() + BOOT_SECONDS
+        assert process is not None
+        while b"Kafka Server started" not in self._log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = self._log.read_text(errors="replace").splitlines()[-30:]
+                raise KafkaError(f"the broker is not up, exit status {process.poll()}:\n" + "\n".join(tail))
+            time.sleep(0.05)
+
 
 BUSY = 5
 SUFFIXES = (".index", ".timeindex")

@@ -49,13 +49,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one session; workers can import ``support``."""
-    from indexd.spark.session import SparkOptions, open_session
+    from indexd.config import SparkConfig
+    from indexd.spark.session import open_session
 
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), before]))
     conf = (("spark.driver.extraJavaOptions", FRUGAL), ("spark.sql.shuffle.partitions", "2"))
     try:
-        with open_session(SparkOptions(master="local[2]", conf=conf), "tests") as session:
+        with open_session(SparkConfig(master="local[2]", conf=conf), "tests") as session:
             yield session
     finally:
         if before is None:

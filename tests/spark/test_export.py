@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS
 from indexd.spark.tasks import job_error
 from indexd.storage.lock import DirectoryLock
 from support.beside_log import odd_messages, write_odd
-from support.rows import config_of, logged, row_of
+from support.rows import config_of, logged, rows_of_log
 from support.small_log import BASE_TIME, SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
@@ -72,21 +73,14 @@ def hostile(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
     write_odd(root / "store", messages, SEGMENT_SIZE)
     request = ExportRequest(root / "out", partition_by=("topic", "day"), columns=("phyOffset", "topic"))
     export(spark, config_of(root / "store", data=root / "data"), request)
-    rows = []
-    for message in logged(root / "store"):
-        day = pd.Timestamp(message.store_timestamp, unit="ms").date().isoformat()
-        rows.append(
-            {
-                "phyOffset": message.phy_offset,
-                "topic": None if message.topic in ("", HIVE_NONE) else message.topic.replace("\0", "\ufffd"),
-                "day": day,
-            }
-        )
-    return root / "out", rows
-
-
-def _wanted(store: Path) -> list[dict[str, Any]]:
-    return [row_of(message) for message in logged(store)]
+    return root / "out", [
+        {
+            "phyOffset": message.phy_offset,
+            "topic": None if message.topic in ("", HIVE_NONE) else message.topic.replace("\0", "\ufffd"),
+            "day": pd.Timestamp(message.store_timestamp, unit="ms").date().isoformat(),
+        }
+        for message in logged(root / "store")
+    ]
 
 
 def test_pandas_reads_every_row(plain: Path, store: Path) -> None:
@@ -94,7 +88,7 @@ def test_pandas_reads_every_row(plain: Path, store: Path) -> None:
     rows = frame.to_dict("records")
     for row in rows:
         row["keys"], row["properties"] = list(row["keys"]), dict(row["properties"])
-    assert rows == _wanted(store)
+    assert rows == rows_of_log(store / "commitlog")
     assert list(frame.columns) == list(ALL_COLUMNS)
 
 
@@ -106,11 +100,7 @@ def test_duckdb_reads_every_row(plain: Path, store: Path) -> None:
     for row in rows:
         if "key" in row["properties"]:
             row["properties"] = dict(zip(row["properties"]["key"], row["properties"]["value"], strict=True))
-    assert rows == _wanted(store)
-
-
-def _order(row: dict[str, Any]) -> int:
-    return int(row["phyOffset"])
+    assert rows == rows_of_log(store / "commitlog")
 
 
 def test_any_topic_is_a_partition_for_duckdb(hostile: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -120,13 +110,8 @@ def test_any_topic_is_a_partition_for_duckdb(hostile: tuple[Path, list[dict[str,
         rows = db.sql(f"select phyOffset, topic, day from {read}").fetchall()
         plan = db.sql(f"explain analyze select phyOffset from {read} where topic = 'a=b'").fetchall()[0][1]
     found = [dict(zip(("phyOffset", "topic", "day"), row, strict=True)) for row in rows]
-    assert sorted(found, key=_order) == sorted(wanted, key=_order)
+    assert sorted(found, key=itemgetter("phyOffset")) == wanted
     assert f"/{len(parquet_of(to))}" in plan.replace(" ", "").replace("│", "")
-
-
-def files_of(target: Path) -> list[str]:
-    """Everything below it, by name."""
-    return sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
 
 
 def parquet_of(target: Path) -> list[Path]:
@@ -148,7 +133,8 @@ def offsets_of(store: Path) -> list[int]:
 
 
 def content(to: Path) -> dict[str, bytes]:
-    return {name: (to / name).read_bytes() for name in files_of(to)}
+    """Everything below it, by name."""
+    return {path.relative_to(to).as_posix(): path.read_bytes() for path in sorted(to.rglob("*")) if path.is_file()}
 
 
 def test_what_it_says_is_what_is_there(spark: SparkSession, store: Path, tmp_path: Path) -> None:
@@ -239,10 +225,10 @@ def test_a_target_that_holds_something_is_refused(spark: SparkSession, store: Pa
     (tmp_path / "alien").mkdir()
     pq.write_table(pa.table({"x": [1]}), tmp_path / "alien" / alien)
     (tmp_path / "alien/_SUCCESS").touch()
-    for name, mine in (("mine", "letter.txt"), ("alien", alien)):
-        with pytest.raises(UsageError, match=mine if name == "mine" else "no export has written"):
+    for name, mine, says in (("mine", "letter.txt", "letter.txt"), ("alien", alien, "no export has written")):
+        with pytest.raises(UsageError, match=says):
             run(spark, store, tmp_path / name, mode="overwrite")
-        assert mine in files_of(tmp_path / name)
+        assert mine in content(tmp_path / name)
 
 
 def test_what_a_killed_export_has_left_does_not_count(spark: SparkSession, store: Path, tmp_path: Path) -> None:
@@ -260,11 +246,16 @@ def test_what_executors_wrote_elsewhere_is_missed(
     spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = tmp_path / "out"
-    monkeypatch.setattr("indexd.spark.export.is_local", lambda _: False)
+    monkeypatch.setattr(exporting, "is_local", lambda _: False)
     assert run(spark, store, to).rows == COUNT
-    before, write = content(to), exporting._write
-    monkeypatch.setattr(exporting, "_write", lambda *given: (write(*given)[0] + 1, []))
-    with pytest.raises(UnsafeStoreError, match=f"holds {COUNT} of the {COUNT + 1} messages") as caught:
+    before, run_it = content(to), exporting.run_job
+
+    def lose_one(*given: Any, **more: Any) -> None:
+        run_it(*given, **more)
+        parquet_of(tmp_path / "out.building")[0].unlink()
+
+    monkeypatch.setattr(exporting, "run_job", lose_one)
+    with pytest.raises(UnsafeStoreError, match=rf"holds \d+ of the {COUNT} messages") as caught:
         run(spark, store, to, mode="overwrite")
     assert "all executors share" in caught.value.line()
     assert content(to) == before

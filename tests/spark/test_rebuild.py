@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexd.spark.rebuild.job import MANIFEST
 from support.daemon import indexd_here
-from support.goldens import unpack
 from support.reopened import config_for
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
-from support.spark_rebuild import assert_same_data, by_one, by_tasks
+from support.spark_rebuild import assert_same_data, by_one
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def test_a_store_that_rocketmq_wrote(spark: SparkSession, tmp_path: Path) -> None:
-    from indexd.spark.tasks import run_tasks
-
-    golden = unpack("rocketmq-5.4-clean", tmp_path)
-    config = config_for(
-        golden.root,
-        tmp_path / "data",
-        segment_size=golden.segment_size,
-        consume_queue_file_size=golden.queue_file_size,
-        hash_slot_num=golden.hash_slot_num,
-        index_num=golden.index_num,
-        flavour=golden.flavour,
-    )
-    by_one(config, tmp_path / "one")
-    by_tasks(config, tmp_path / "out", golden.segment_size // 3, partial(run_tasks, spark))
-    assert json.loads((tmp_path / "out" / MANIFEST).read_bytes())["tasks"] > 3 * len(golden.segments())
-    assert_same_data(config, tmp_path / "out", tmp_path / "one")
 
 
 def test_the_command_line(spark: SparkSession, tmp_path: Path) -> None:

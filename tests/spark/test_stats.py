@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,17 +54,15 @@ def naive_hot(log: Log, kind: str, top: int, least: int = 1) -> list[dict[str, A
 def check_contents(found: Report, log: Log, top: int) -> None:
     """Everything but the distinct keys and the index."""
     amounts, _ = naive_counts(log)
-    row = found
     for name in MEASURES:
         by_hour = {(topic, at): amount for (kind, topic, _, at), amount in amounts.items() if kind == name}
-        assert row[name] == sum(by_hour.values())
-        assert {(r["topic"], r["hour"]): r[name] for r in row["hours"] if r[name]} == by_hour
-        assert {r["topic"]: r[name] for r in row["topics"]} == {
-            topic: sum(amount for (t, _), amount in by_hour.items() if t == topic) for topic in {m[0] for m in by_hour}
-        }
-    bins: Counter[tuple[str, int]] = Counter()
-    for message in log.messages():
-        bins[message.topic, message.store_timestamp // 1000 * 1000] += 1
+        by_topic: Counter[str] = Counter()
+        for (topic, _), amount in by_hour.items():
+            by_topic[topic] += amount
+        assert found[name] == by_topic.total()
+        assert {(row["topic"], row["hour"]): row[name] for row in found["hours"] if row[name]} == by_hour
+        assert {row["topic"]: row[name] for row in found["topics"]} == by_topic
+    bins = Counter((message.topic, message.store_timestamp // 1000 * 1000) for message in log.messages())
     assert found["bins"]["stepMs"] == 1000
     assert {(r["topic"], r["begin"]): r["messages"] for r in found["bins"]["rows"]} == bins
     sizes = {at: amount for (kind, *_, at), amount in amounts.items() if kind == "size"}
@@ -119,40 +118,41 @@ def test_an_empty_log_is_counted(spark: SparkSession, tmp_path: Path) -> None:
     assert found["index"]["verdict"]["answer"] == "nothing to index"
 
 
-def flags(log: Log) -> list[str]:
-    return [
-        *("--store", str(log.config.store.store), "--data", str(log.config.store.data)),
-        *("--segment-size", str(SEGMENT_SIZE), "--hash-slot-num", "300", "--index-num", "800"),
-    ]
+@pytest.fixture
+def stats(log: Log, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
+    """The command: its exit code, and what it prints."""
+
+    def run(*words: str) -> tuple[object, str, str]:
+        store = log.config.store
+        given = ["stats", "--store", str(store.store), "--data", str(store.data), "--segment-size", str(SEGMENT_SIZE)]
+        words = tuple(word.replace("{store}", str(store.store)) for word in words)
+        with pytest.raises(SystemExit) as ended:
+            main([*given, "--hash-slot-num", "300", "--index-num", "800", *words])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_prints_one_object_and_writes_a_page(
-    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_one_object_writes_a_page_speaks_and_selects(
+    log: Log, tmp_path: Path, stats: Callable[..., tuple[object, str, str]]
 ) -> None:
     page = tmp_path / "reports" / "page.html"
-    with pytest.raises(SystemExit) as ended:
-        main(["stats", *flags(log), "--top", "5", "--silence", "30s", "--json", "--report", str(page)])
-    assert ended.value.code == 0
-    check_contents(json.loads(capsys.readouterr().out), log, 5)
+    code, said, _ = stats("--top", "5", "--silence", "30s", "--json", "--report", str(page))
+    assert code == 0
+    check_contents(json.loads(said), log, 5)
     text = page.read_text(encoding="utf-8")
     assert "<title>Commitlog of" in text
     assert text.count('class="column"') > 40
-
-
-@pytest.mark.usefixtures("spark")
-def test_the_command_speaks_and_selects(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["stats", *flags(log), "-t", "OrderPaid", "--quick", "--split-size", "30000"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert "OrderPaid" in shown
-    assert "TopicTest" not in shown
-    assert "300 slots are too few" in shown
+    code, said, _ = stats("-t", "OrderPaid", "--quick", "--split-size", "30000")
+    assert code == 0
+    found = [words in said for words in ("OrderPaid", "TopicTest", "300 slots are too few")]
+    assert found == [True, False, True]
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "says"),
     [
         (["-b", "2", "-e", "1"], 2, "exchange them"),
         (["--top", "0"], 2, "not from 1 to 1000"),
@@ -162,16 +162,10 @@ def test_the_command_speaks_and_selects(log: Log, capsys: pytest.CaptureFixture[
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(
-    log: Log, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+    stats: Callable[..., tuple[object, str, str]], words: list[str], code: int, says: str
 ) -> None:
-    words = [word.replace("{store}", str(log.config.store.store)) for word in words]
-    with pytest.raises(SystemExit) as ended:
-        main(["stats", *flags(log), *words])
-    assert ended.value.code == code
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    found, out, error = stats(*words)
+    assert (found, out, error.count("\n"), says in error) == (code, "", 1, True)
 
 
 @requires_chromium
@@ -182,9 +176,7 @@ def test_a_browser_draws_the_page_runs_nothing_of_the_log_and_fetches_nothing(
     path = tmp_path / "reports" / "stats.html"
     write_page(hostile_report(), Disk(), path, 20)
     page = Page(path, tmp_path / "profile", width=width, dark=dark)
-    assert "data-pwned" not in page.dom
-    assert page.asked == set()
+    assert ("data-pwned" in page.dom, page.asked, "clock back" in page.dom) == (False, set(), True)
     assert page.dom.count('class="column"') == 40
-    assert "clock back" in page.dom
     path.write_text('<script src="http://elsewhere.invalid/x.js"></script><p>here', encoding="utf-8")
     assert Page(path, tmp_path / "profile").asked == {"elsewhere.invalid"}, "a request would have been seen"

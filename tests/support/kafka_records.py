@@ -7,6 +7,10 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypothesis import strategies as st
+
+from support.queues import Entries
+
 CRC32C_POLYNOMIAL = 0x82F63B78
 
 
@@ -90,23 +94,12 @@ def positions(batches: list[Batch]) -> list[int]:
 
 def recovered(base: int, batches: list[Batch], interval: int) -> tuple[bytes, bytes]:
     """(.index, .timeindex) as recovery makes them."""
-    index, times = b"", b""
-    done = indexed = 0
-    largest = (-1, base)
-    last_time = -1
-    for one in batches:
-        if one.max_timestamp > largest[0]:
-            largest = (one.max_timestamp, one.last_offset)
-        if done - indexed > interval:
-            index += struct.pack(">ii", one.last_offset - base, done)
-            if largest[0] > last_time:
-                times += struct.pack(">qi", largest[0], largest[1] - base)
-                last_time = largest[0]
-            indexed = done
-        done += one.size
-    if largest[0] > last_time:
-        times += struct.pack(">qi", largest[0], largest[1] - base)
-    return index, times
+    made = Entries(interval)
+    for one, position in zip(batches, positions(batches), strict=True):
+        made.put(position, one.size, one.last_offset - base, one.max_timestamp)
+    made.roll()
+    index = b"".join(struct.pack(">ii", *entry) for entry in made.offsets)
+    return index, b"".join(struct.pack(">qi", *entry) for entry in made.times)
 
 
 def name(base: int, suffix: str) -> str:
@@ -137,3 +130,19 @@ def true_time_entry(batches: list[Batch], timestamp: int, offset: int) -> bool:
             return one.max_timestamp == timestamp and timestamp > largest
         largest = max(largest, one.max_timestamp)
     return False
+
+
+@st.composite
+def segments(draw: st.DrawFn, base: int = 0, count: int = 30, step: int = 3, *, old: bool = True) -> list[Batch]:
+    """Batches of a segment, those of the old formats too."""
+    batches: list[Batch] = []
+    offset = base + draw(st.integers(0, 5))
+    for _ in range(draw(st.integers(0, count))):
+        payload = bytes([draw(st.integers(0, 255))]) * draw(st.integers(0, 300))
+        if not old or draw(st.integers(0, 3)):
+            last = offset + draw(st.integers(0, 5))
+            batches.append(batch(offset, last, draw(st.integers(-1, 60)), payload))
+        else:
+            batches.append(old_record(offset, draw(st.integers(-1, 60)), payload, magic=draw(st.integers(0, 1))))
+        offset = batches[-1].last_offset + draw(st.integers(1, step))
+    return batches

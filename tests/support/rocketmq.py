@@ -101,12 +101,12 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(target: Path) -> None:
+def _build(sources: Path, target: Path) -> None:
     """Maven in a directory beside the target, then a rename: the target exists whole or not at all."""
     maven = maven_path()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as name:
         place = Path(name, "java")
-        shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("target"))
+        shutil.copytree(sources, place, ignore=shutil.ignore_patterns("target"))
         command = [maven, "-q", "-B", "-f", str(place / "pom.xml"), "package"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
@@ -118,17 +118,17 @@ def _build(target: Path) -> None:
 
 
 @functools.cache
-def _ready() -> tuple[str, Path] | RocketMQError:
+def built(sources: Path = SOURCES, name: str = "rocketmq") -> tuple[str, Path] | RocketMQError:
     """java and the directory with ``classes`` and ``lib``; or why they cannot be had, found out once a process."""
     try:
         java_path = _java()
         digest = hashlib.sha256()
-        for path in sorted([SOURCES / "pom.xml", *SOURCES.glob("src/**/*.java")]):
-            digest.update(f"{path.relative_to(SOURCES)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
-        target = _cache() / f"rocketmq-{digest.hexdigest()[:16]}"
+        for path in sorted([sources / "pom.xml", *sources.glob("src/**/*.java")]):
+            digest.update(f"{path.relative_to(sources)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+        target = _cache() / f"{name}-{digest.hexdigest()[:16]}"
         with _locked(target.with_suffix(".lock")):
             if not target.exists():
-                _build(target)
+                _build(sources, target)
     except (RocketMQError, OSError, subprocess.SubprocessError) as error:
         return error if isinstance(error, RocketMQError) else RocketMQError(f"cannot build: {error}")
     return java_path, target
@@ -136,7 +136,7 @@ def _ready() -> tuple[str, Path] | RocketMQError:
 
 def why_missing() -> str | None:
     """Why the real classes cannot be run here, or None. The first call builds them."""
-    found = _ready()
+    found = built()
     return str(found) if isinstance(found, RocketMQError) else None
 
 
@@ -175,13 +175,13 @@ def java(
     ``version``: the store's classes are of that one, EARLIER, or the client's of OLD_CLIENT, instead of those that the
     programs are compiled against.
     """
-    found = _ready()
+    found = built()
     if isinstance(found, RocketMQError):
         raise found
-    path, built = found
+    path, place = found
     user_home = f"-Duser.home={home or _spare_home()}"
-    libraries = [built / "lib"] if version is None else [built / f"lib-{version}", built / "lib"]
-    class_path = ":".join([str(built / "classes"), *(f"{path}/*" for path in libraries)])
+    libraries = [place / "lib"] if version is None else [place / f"lib-{version}", place / "lib"]
+    class_path = ":".join([str(place / "classes"), *(f"{path}/*" for path in libraries)])
     frugal = FRUGAL if "PYTEST_VERSION" in os.environ else ()
     return [path, *JVM_FLAGS, *frugal, user_home, *flags, "-cp", class_path, main, *args]
 

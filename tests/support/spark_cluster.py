@@ -4,7 +4,7 @@ Each part is a process that is started here and ended by its pid. What uses one 
 session is one a process, and the tests' own is local::
 
     with Standalone(folder, workers=2) as cluster:
-        out = output_of(start_python(SCRIPT, *cluster.flags))
+        out = output_of(start(sys.executable, "-c", SCRIPT, *cluster.flags))
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import contextlib
 import functools
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,7 @@ from indexd.cli.jobs import spark_session
 from indexd.cli.output import common_options, load_config
 from indexd.spark.session import require_java, write_shim
 from support.daemon import environment
-from support.rows import rows_of_log
+from support.mosquitto import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,32 +56,12 @@ def wait_for(what: str, found: Callable[[], bool], seconds: float = WAIT_SECONDS
         time.sleep(0.05)
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens at just now."""
-    with socket.socket() as one:
-        one.bind((LOOPBACK, 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
-def is_reached(port: int) -> bool:
-    """Whether somebody listens there."""
-    try:
-        socket.create_connection((LOOPBACK, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def start_python(code: str, *args: object) -> subprocess.Popen[str]:
-    """`code` in a process of its own, which can import ``support``; see :func:`output_of`."""
+def start(*words: object) -> subprocess.Popen[str]:
+    """A process of its own, which can import ``support``; see :func:`output_of`."""
+    pipe = subprocess.PIPE
+    command = list(map(str, words))
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, args)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        env=spark_environment(),
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, encoding="utf-8", env=spark_environment()
     )
 
 
@@ -98,22 +76,18 @@ def output_of(process: subprocess.Popen[str], timeout: float = WAIT_SECONDS) -> 
     return out
 
 
-_folder = tempfile.TemporaryDirectory(prefix="tests-java-")
-
-
 @functools.cache
-def _java_home() -> Path:
-    home = Path(_folder.name)
-    write_shim(home, require_java(None, os.environ))
-    return home
+def _java_home() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="tests-java-")
+    write_shim(Path(folder.name), require_java(None, os.environ))
+    return folder
 
 
 def spark_environment() -> dict[str, str]:
     """What every process of a cluster is started with: the tests' own environment, and small, quiet JVMs."""
-    java = _java_home()
     return {
         **environment(),
-        "JAVA_HOME": str(java),
+        "JAVA_HOME": _java_home().name,
         "PYTHONPATH": str(TESTS),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": LOOPBACK,
@@ -210,22 +184,15 @@ class Standalone:
             worker.wait_for_words("Successfully registered with master")
         return worker
 
-    def kill_worker(self, worker: Process) -> None:
-        """A host that is gone: the worker, its executor and their Python, at once."""
-        self.workers.remove(worker)
-        worker.kill()
+    def kill_executor(self, worker: Process) -> None:
+        """SIGKILL for one that runs; the worker starts another."""
 
-    def executors(self, worker: Process) -> list[int]:
-        """The pids of a worker's executors."""
-        below = psutil.Process(worker.pid).children()
-        return [process.pid for process in below if any("CoarseGrainedExecutor" in word for word in _words(process))]
+        def executors() -> list[psutil.Process]:
+            below = psutil.Process(worker.pid).children()
+            return [one for one in below if any("CoarseGrainedExecutor" in word for word in _words(one))]
 
-    def kill_executor(self, worker: Process) -> int:
-        """SIGKILL for one that runs; the worker starts another. Its pid."""
-        wait_for("an executor", lambda: bool(self.executors(worker)))
-        pid = self.executors(worker)[0]
-        os.kill(pid, signal.SIGKILL)
-        return pid
+        wait_for("an executor", lambda: bool(executors()))
+        executors()[0].kill()
 
     def _start(self, kind: str, *options: str) -> Process:
         number, self._started = self._started, self._started + 1
@@ -268,7 +235,6 @@ class ConnectServer:
         self.process = Process(command, self._log, spark_environment())
         try:
             self.process.wait_for_words("Spark Connect server started at")
-            wait_for("the server's port", lambda: is_reached(self._port))
         except BaseException:
             self.process.kill()
             raise
@@ -297,10 +263,3 @@ def read_source(spark: SparkSession, store: Path, split_size: int) -> dict[str, 
     except Exception as error:  # noqa: BLE001 - whichever Spark makes of it, the line is what counts
         missing = str(error)
     return {"rows": sorted([row["phyOffset"], row["topic"], row["keys"]] for row in rows), "missing": missing}
-
-
-def check_source(seen: dict[str, Any], store: Path) -> None:
-    """Every message of the log, once, as a reading without Spark has it."""
-    rows = rows_of_log(store / "commitlog")
-    assert seen["rows"] == [[row["phyOffset"], row["topic"], row["keys"]] for row in rows]
-    assert str(store / "nothing") in seen["missing"]

@@ -14,8 +14,8 @@ import numpy as np
 
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.config import Config, load
-from indexd.index.format import FLAVOURS, Flavour
-from indexd.spark.splits import Split, plan_splits
+from indexd.index.format import FLAVOURS
+from indexd.spark.splits import plan_splits
 from indexd.spark.stats.content import COUNTED, MEASURES, NO_TIME, SPLIT, Selection, bucket_begins, count_split
 from indexd.spark.stats.report import Report
 from indexd.storage.disk import Disk
@@ -29,30 +29,22 @@ _HOUR = 3_600_000
 
 @dataclass(frozen=True)
 class Log:
-    """A store of one's own making: its configuration, and each message's offset, size and bytes."""
+    """A store of one's own making: its configuration, and each message's offset and bytes."""
 
     config: Config
     offsets: list[int]
-    sizes: list[int]
     frames: list[bytes]
-
-    @property
-    def flavour(self) -> Flavour:
-        return FLAVOURS[self.config.index.flavour]
 
     def messages(self) -> list[Message]:
         """All of them, decoded in plain Python."""
         options = DecoderOptions(self.config.store.delay_levels_ms)
-        found = []
-        for offset, frame in zip(self.offsets, self.frames, strict=True):
-            message = decode_frame(frame, 0, offset, offset + len(frame), options)
-            assert isinstance(message, Message)
-            found.append(message)
-        return found
+        places = zip(self.offsets, self.frames, strict=True)
+        found = [decode_frame(frame, 0, offset, offset + len(frame), options) for offset, frame in places]
+        return [message for message in found if isinstance(message, Message)]
 
     def entries(self) -> list[tuple[Message, str, str]]:
         """(message, index type, key) of each index entry, in order (spec rocketmq-store 4.2, 4.3)."""
-        flavour, found = self.flavour, []
+        flavour, found = FLAVOURS[self.config.index.flavour], []
         for message in self.messages():
             if message.sys_flag & 0xC in flavour.skipped_types:
                 continue
@@ -70,20 +62,11 @@ def written_log(folder: Path, samples: Iterable[Sample], *, flavour: str = "5.4"
         offsets = [sample.append(writer) for sample in samples]
     flags = {"store": str(store), "data": str(folder / "data"), "segment_size": str(SEGMENT_SIZE), "flavour": flavour}
     config = load(flags | {key: str(value) for key, value in keys.items()}, None, {"HOME": str(folder)})
-    sizes, frames = [], []
+    frames = []
     for offset in offsets:
-        path = store / "commitlog" / f"{offset - offset % SEGMENT_SIZE:020d}"
-        with path.open("rb") as file:
-            file.seek(offset % SEGMENT_SIZE)
-            size = int.from_bytes(file.read(4), "big")
-            file.seek(offset % SEGMENT_SIZE)
-            frames.append(file.read(size))
-        sizes.append(size)
-    return Log(config, offsets, sizes, frames)
-
-
-def splits_of(log: Log, size: int) -> list[Split]:
-    return plan_splits(Disk(), log.config, size=size)
+        data = (store / "commitlog" / f"{offset - offset % SEGMENT_SIZE:020d}").read_bytes()[offset % SEGMENT_SIZE :]
+        frames.append(data[: int.from_bytes(data[:4], "big")])
+    return Log(config, offsets, frames)
 
 
 #: kind, topic, text, at: what a count row counts.
@@ -102,7 +85,7 @@ class Counts:
 def counts_of(log: Log, split_size: int, selection: Selection | None = None) -> Counts:
     """What the splits of about ``split_size`` bytes are counted into."""
     found = Counts(Counter(), {}, [])
-    for split in splits_of(log, split_size):
+    for split in plan_splits(Disk(), log.config, size=split_size):
         for batch in count_split(log.config, selection or Selection(), split):
             for row in batch.to_pylist():
                 if row["kind"] == SPLIT:

@@ -86,7 +86,7 @@ def test_a_java_that_is_too_old_is_named_and_the_next_is_taken(tmp_path: Path) -
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_is_installed", lambda name: name != "pyarrow")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr(session, "bundled_home", lambda: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")

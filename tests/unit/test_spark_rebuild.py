@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexd.commitlog.format import Corrupt
 from indexd.config import Config
-from indexd.errors import CorruptDataError
-from indexd.flush.pipeline import OUTPUTS
+from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.errors import BusyError, CorruptDataError, DisturbedError, IndexdError, UnsafeStoreError
+from indexd.output import Output
 from indexd.recovery.rebuild import Rebuilt
-from indexd.spark.rebuild import stage_two
-from indexd.spark.rebuild.job import StageOne, work
-from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild.job import MANIFEST, chain
+from indexd.spark.rebuild.runs import Run, write_run
 from indexd.spark.rebuild.stage_two import OutputTask
-from indexd.spark.splits import plan_splits
+from indexd.spark.splits import Split, plan_splits
+from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.lock import DirectoryLock
+from indexd.storage.names import building_of
+from indexd.verify import verify
 from support import small_log
 from support.beside_log import OddMessage, frames, odd_messages, some_messages, write, write_odd
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.fake_broker import Named
 from support.goldens import GOLDENS, Golden, unpack
-from support.reopened import config_for
+from support.reopened import config_for, reopen
 from support.same_index import assert_same_index
 from support.small_log import BASE_TIME, messages, write_log
-from support.spark_rebuild import assert_same_rebuild, by_one, by_tasks, frontier_of
+from support.spark_rebuild import (
+    SPLIT_SIZE,
+    assert_same_data,
+    assert_same_rebuild,
+    by_one,
+    by_tasks,
+    failing,
+    files_of,
+    frontier_of,
+    run_here,
+)
 
 SEGMENT_SIZE = 16 << 10
 
@@ -39,8 +59,6 @@ SEGMENT_SIZE = 16 << 10
 def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     # Thousands of small files are made here, and no machine fails.
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    # So that each output comes to several tasks.
-    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", 300)
 
 
 @pytest.fixture(scope="module")
@@ -100,29 +118,27 @@ def test_a_last_file_that_is_just_full(tmp_path: Path, last: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [{"consume_queue": "false"}, {"sparse": "false"}, {"consume_queue": "false", "sparse": "false"}]
+    ("count", "queues", "keys"),
+    [
+        (300, 9, {"consume_queue": "false"}),
+        (300, 9, {"sparse": "false"}),
+        (300, 9, {"consume_queue": "false", "sparse": "false"}),
+        (1500, 1, {"queues_max": 1000, "consume_queue_file_size": 200}),
+        (1500, 20, {"queues_max": 1000, "consume_queue_file_size": 20}),
+        (1500, 300, {"queues_max": 299, "consume_queue_file_size": 200}),
+        (1500, 300, {"queues_max": 100, "consume_queue_file_size": 200}),
+        (1500, 300, {"queues_max": 1, "consume_queue_file_size": 20}),
+        (1500, 40, {"queues_max": 7, "consume_queue_file_size": 60}),
+        (1000, 5, {"sparse_interval": 0}),
+        (1000, 5, {"sparse_interval": 1000}),
+        (1000, 5, {"sparse_interval": 1 << 20}),
+    ],
 )
-def test_some_outputs_alone(tmp_path: Path, keys: dict[str, str]) -> None:
-    write_messages(tmp_path / "store", 300)
-    assert_same_rebuild(odd_config(tmp_path, **keys), tmp_path, [0, 3000])
-
-
-@pytest.mark.parametrize(
-    ("queues", "queues_max", "file_size"),
-    [(1, 1000, 200), (20, 1000, 20), (300, 299, 200), (300, 100, 200), (300, 1, 20), (40, 7, 60)],
-)
-def test_queues_of_any_number_and_those_that_are_left_out(
-    tmp_path: Path, queues: int, queues_max: int, file_size: int
+def test_some_outputs_alone_queues_that_are_left_out_and_intervals(
+    tmp_path: Path, count: int, queues: int, keys: dict[str, object]
 ) -> None:
-    write_odd(tmp_path / "store", odd_messages(1500, queues), SEGMENT_SIZE)
-    config = odd_config(tmp_path, queues_max=queues_max, consume_queue_file_size=file_size)
-    assert_same_rebuild(config, tmp_path, [0, 5000])
-
-
-@pytest.mark.parametrize("interval", [0, 1000, 1 << 20])
-def test_sparse_indexes_of_segments_built_apart(tmp_path: Path, interval: int) -> None:
-    write_odd(tmp_path / "store", odd_messages(1000, 5), SEGMENT_SIZE)
-    assert_same_rebuild(odd_config(tmp_path, sparse_interval=interval), tmp_path, [0, 3000])
+    write_odd(tmp_path / "store", odd_messages(count, queues), SEGMENT_SIZE)
+    assert_same_rebuild(odd_config(tmp_path, **keys), tmp_path, [0, 3000])
 
 
 def test_a_long_split_whose_batches_count_topics_differently(tmp_path: Path) -> None:
@@ -133,25 +149,21 @@ def test_a_long_split_whose_batches_count_topics_differently(tmp_path: Path) -> 
     assert_same_rebuild(odd_config(tmp_path, segment_size=1 << 20, read_bytes=64 << 10), tmp_path, [0])
 
 
-@pytest.mark.parametrize("name", ["consumeQueue", "sparse"])
-def test_what_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(("kind", "parts"), [(ConsumeQueueStore, 4), (SparseService, 1)])
+def test_what_a_task_makes_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Output[Any]], parts: int
+) -> None:
     write_odd(tmp_path / "store", odd_messages(500, 30), SEGMENT_SIZE)
     config = odd_config(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "job").write_text("word")
-    stage = StageOne(config, tmp_path / "runs", tmp_path / "job", "word")
-    runs = [run for run in (work(stage, split) for split in plan_splits(Disk(), config)) if isinstance(run, Run)]
+    runs = [write_run(config, tmp_path / "runs", split) for split in plan_splits(Disk(), config)]
     synced: set[Path] = set()
     monkeypatch.setattr(DiskFile, "fsync", lambda file: synced.add(file.path))
     monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: synced.add(path))
-    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", 100)
-    (kind,) = (kind for kind in OUTPUTS if kind.name == name)
-    tasks = OutputTask.plan(kind, runs, config, tmp_path / "attempts")
-    assert len(tasks) > 2
+    tasks = OutputTask.plan(kind, config, tmp_path / "attempts", 4)
     for task in tasks:
-        task.work(runs)
+        task.work([run for run in runs if isinstance(run, Run)])
         assert {task.directory, *task.directory.rglob("*")} <= synced
-    assert len({path.name for path in (tmp_path / "attempts").iterdir()}) == len(tasks)
+    assert len({path.name for path in (tmp_path / "attempts").iterdir()}) == len(tasks) == parts
 
 
 @settings(max_examples=40, deadline=None)
@@ -168,9 +180,7 @@ def test_any_log_in_splits_of_any_size(ours: list[OddMessage], data: st.DataObje
             flavour=data.draw(st.sampled_from(["3.x", "4.0", "4.7", "5.4"])),
             queues_max=data.draw(st.integers(1, 12)),
         )
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(stage_two, "_MESSAGES_PER_TASK", data.draw(st.sampled_from([10, 1000])))
-            assert_same_rebuild(config, root, [data.draw(st.integers(1, 2048))])
+        assert_same_rebuild(config, root, [data.draw(st.integers(1, 2048))])
 
 
 def test_runs_of_many_batches(tmp_path: Path) -> None:
@@ -194,30 +204,34 @@ def damage(store: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
+def refused(tmp_path: Path, at: str, **keys: object) -> None:
+    """Splits of any size end in this error, and leave nothing."""
+    for size in (0, 1000):
+        with pytest.raises(CorruptDataError, match=at):
+            by_tasks(odd_config(tmp_path, **keys), tmp_path / "out", size)
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_corrupt_log_ends_it_or_is_passed_over_as_told(tmp_path: Path) -> None:
     offsets = write_messages(tmp_path / "store", 600)
     broken = [offsets[40], offsets[41], offsets[200], next(one for one in offsets if one >= 3 * SEGMENT_SIZE)]
     for offset in broken:
         damage(tmp_path / "store", offset, bytes(range(1, 41)))
-    config = odd_config(tmp_path)
-    for size in (0, 1000):
-        with pytest.raises(CorruptDataError, match=f"the log is corrupt at offset ({'|'.join(map(str, broken))}) of"):
-            by_tasks(config, tmp_path / "out", size)
-        assert not (tmp_path / "out").exists()
+    refused(tmp_path, f"the log is corrupt at offset ({'|'.join(map(str, broken))}) of")
     found = assert_same_rebuild(odd_config(tmp_path, on_corrupt="skip"), tmp_path / "skip", [0, 300, 1000, 5000])
     assert found.skipped_bytes > 0
 
 
-def test_a_segment_that_is_missing_or_was_never_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["gone", "noise", "zeros"])
+def test_a_segment_that_is_missing_or_is_no_log(tmp_path: Path, damage: str) -> None:
     write_messages(tmp_path / "store", 600)
-    log = tmp_path / "store/commitlog"
-    (log / f"{SEGMENT_SIZE:020d}").unlink()
-    (log / f"{3 * SEGMENT_SIZE:020d}").write_bytes(bytes(SEGMENT_SIZE))
-    for size in (0, 1000):
-        with pytest.raises(CorruptDataError):
-            by_tasks(odd_config(tmp_path), tmp_path / "out", size)
-    found = assert_same_rebuild(odd_config(tmp_path, on_corrupt="skip"), tmp_path / "skip", [0, 1000])
-    assert found.skipped_bytes >= 2 * SEGMENT_SIZE
+    path = tmp_path / "store/commitlog" / f"{2 * SEGMENT_SIZE:020d}"
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(random.Random(1).randbytes(SEGMENT_SIZE) if damage == "noise" else bytes(SEGMENT_SIZE))
+    refused(tmp_path, "the log|segment")
+    found = assert_same_rebuild(odd_config(tmp_path, on_corrupt="skip"), tmp_path / "skip", [0, 333, 5000])
+    assert found.skipped_bytes == SEGMENT_SIZE
 
 
 def tail(config: Config, root: Path) -> Rebuilt:
@@ -240,37 +254,40 @@ def test_a_log_that_ends_in_zeros_in_half_a_frame_or_in_bytes_that_are_none(tmp_
     assert found.unreadable.offset == offsets[-1]
 
 
-def test_frames_behind_the_end_of_a_cut_log_end_it_or_are_passed_over_to_and_unproven(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    offsets = write_messages(store, 600)
+@pytest.fixture
+def cut_log(tmp_path: Path) -> tuple[list[int], int, int]:
+    """A log that was cut in its last segment and written on from there.
+
+    Where each message began, where it was cut, and where what was written since ends.
+    """
+    offsets = write_messages(tmp_path / "store", 600)
     inside = [one for one in offsets if one > offsets[-1] // SEGMENT_SIZE * SEGMENT_SIZE]
     at = inside[len(inside) // 4]
     later = [replace(one, store_timestamp=one.store_timestamp + 10_000_000) for one in islice(messages(2), 3)]
-    end = write(store, later, SEGMENT_SIZE, at=at)
-    damage(store, end, bytes(8))
+    return offsets, at, write(tmp_path / "store", later, SEGMENT_SIZE, at=at)
+
+
+def test_frames_behind_the_end_of_a_cut_log_end_it_or_are_passed_over_to_and_unproven(
+    tmp_path: Path, cut_log: tuple[list[int], int, int]
+) -> None:
+    offsets, at, end = cut_log
+    damage(tmp_path / "store", end, bytes(8))
     behind = [one for one in offsets if one >= end + 8]
-    for size in (0, 500, 3000):
-        with pytest.raises(CorruptDataError, match=f"the log is corrupt at offset {end} of"):
-            by_tasks(odd_config(tmp_path), tmp_path / "out", size)
-        assert not (tmp_path / "out").exists()
+    refused(tmp_path, f"the log is corrupt at offset {end} of")
     with pytest.raises(CorruptDataError, match=f"the log is corrupt at offset {end} of"):
         by_one(odd_config(tmp_path), tmp_path / "out")
     found = tail(odd_config(tmp_path, on_corrupt="skip"), tmp_path / "skip")
-    assert found.messages == sum(one < at for one in offsets) + len(later) + len(behind)
+    assert found.messages == sum(one < at for one in offsets) + 3 + len(behind)
     assert found.skipped_bytes == behind[0] - end
     assert found.unproven_bytes == found.phy_offset - behind[0]
 
 
 @pytest.mark.parametrize("size", [0, 500, 3000])
 @pytest.mark.parametrize("kind", ["older", "half a frame", "the clock", "garbage"])
-def test_the_broker_is_asked_as_one_process_asks_it(tmp_path: Path, kind: str, size: int) -> None:
-    store = tmp_path / "store"
-    offsets = write_messages(store, 600)
-    inside = [one for one in offsets if one > offsets[-1] // SEGMENT_SIZE * SEGMENT_SIZE]
-    at = inside[len(inside) // 4]
-    spec = next(messages(2))
-    later = [replace(spec, store_timestamp=spec.store_timestamp + 10_000_000 + number) for number in range(3)]
-    end = write(store, later, SEGMENT_SIZE, at=at)
+def test_the_broker_is_asked_as_one_process_asks_it(
+    tmp_path: Path, cut_log: tuple[list[int], int, int], kind: str, size: int
+) -> None:
+    store, (_, _, end) = tmp_path / "store", cut_log
     if kind in ("half a frame", "garbage"):
         damage(store, end, bytes(60) if kind == "half a frame" else b"\x7f" * 60)
     elif kind == "the clock":
@@ -283,3 +300,125 @@ def test_the_broker_is_asked_as_one_process_asks_it(tmp_path: Path, kind: str, s
     assert ours.stale_head is not None
     assert (ours.stale_head, ours.uncovered, ours.messages) == (theirs.stale_head, (), theirs.messages)
     assert_same_index(tmp_path / "many", tmp_path / "one")
+
+
+# --- the job: the chain of its runs, what it leaves when it fails, and what comes after it ---
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    write_log(tmp_path / "store", 3000)
+    return config_for(tmp_path / "store", tmp_path / "data")
+
+
+@pytest.mark.parametrize("error", [DeprecationWarning("any"), IndexdError("ours"), KeyboardInterrupt()])
+def test_a_job_that_fails_anywhere_leaves_nothing_and_is_run_again(
+    config: Config, tmp_path: Path, error: BaseException
+) -> None:
+    out = tmp_path / "out"
+    by_one(config, tmp_path / "one")
+    by_tasks(config, tmp_path / "whole", SPLIT_SIZE)
+    tasks = json.loads((tmp_path / "whole" / MANIFEST).read_bytes())["tasks"]
+    for at in (0, 1, tasks // 2, tasks - 3, tasks - 1):
+        with pytest.raises(type(error)):
+            by_tasks(config, out, SPLIT_SIZE, failing(at, error))
+        assert not out.exists()
+        assert not building_of(out).exists()
+    # What one that was killed has left is replaced.
+    (building_of(out) / "runs" / "old").mkdir(parents=True)
+    (building_of(out) / "index").mkdir()
+    (building_of(out) / "index" / "20260101000000000").write_bytes(b"half")
+    by_tasks(config, out, SPLIT_SIZE)
+    assert_same_data(config, out, tmp_path / "one")
+    assert not building_of(out).exists()
+
+
+def test_a_second_rebuild_into_the_same_directory_waits_for_none(config: Config, tmp_path: Path) -> None:
+    left = building_of(tmp_path / "out")
+    (left / "runs").mkdir(parents=True)
+    lock = DirectoryLock(left / "lock")
+    lock.acquire()
+    with pytest.raises(BusyError, match=f"pid {os.getpid()}"):
+        by_tasks(config, tmp_path / "out")
+    assert (left / "runs").exists()
+    lock.release()
+    by_tasks(config, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("stage", "error", "says"),
+    [(0, UnsafeStoreError, "is not there for the driver"), (1, IndexdError, "does not hold what was written")],
+)
+def test_what_a_task_says_is_held_against_what_is_there(
+    config: Config, tmp_path: Path, stage: int, error: type[IndexdError], says: str
+) -> None:
+    """Executors that see another file system are told apart."""
+    stages = []
+
+    def run(work: Callable[[Any], Any], items: Sequence[Any], **more: Any) -> list[Any]:
+        found = run_here(work, items, **more)
+        if len(stages) == stage:
+            path = found[0].path / "topics" if stage == 0 else next(building_of(out).glob("attempts/index-*/index"))
+            path.unlink()
+            if stage == 1:
+                path.write_bytes(bytes(100))
+        stages.append(found)
+        return found
+
+    out = tmp_path / "out"
+    with pytest.raises(error, match=says):
+        by_tasks(config, out, SPLIT_SIZE, run)
+    assert not out.exists()
+
+
+def test_the_daemon_goes_on_from_it_and_verify_finds_it_sound(config: Config, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    by_tasks(config, data, SPLIT_SIZE)
+    assert not verify(config, Disk(), deep=True, on_progress=lambda *_: None).findings.counts
+    end = frontier_of(data).phy_offset
+    with CommitLogWriter(tmp_path / "store/commitlog", small_log.SEGMENT_SIZE, start_offset=end) as writer:
+        for spec in islice(messages(3), 900):
+            writer.append(replace(spec, store_timestamp=spec.store_timestamp + 10**7))
+    reopened = reopen(config)
+    assert (reopened.resumed_at, reopened.resumed_messages, reopened.messages) == (end, 3000, 3900)
+    by_one(config, tmp_path / "one")
+    assert files_of(data) == files_of(tmp_path / "one")
+    assert not verify(config, Disk(), deep=True, on_progress=lambda *_: None).findings.counts
+
+
+def test_an_empty_out_is_replaced_and_nothing_of_the_job_is_left(config: Config, tmp_path: Path) -> None:
+    out = tmp_path / "deep/er/out"
+    out.mkdir(parents=True)
+    started = time.time()
+    by_one(config, tmp_path / "one")
+    by_tasks(config, out)
+    assert_same_data(config, out, tmp_path / "one")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoint", "consumequeue", "frontier", "index", "manifest.json", "sparse"
+    ]  # fmt: skip
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert min((out / "index").iterdir()).name >= time.strftime("%Y%m%d%H%M%S", time.localtime(started))
+
+
+def run_at(begin: int, end: int, next_offset: int | None = None, **keys: Any) -> Run:
+    return Run(Split(begin, end), Path("x"), next_offset=end if next_offset is None else next_offset, **keys)
+
+
+def chained(runs: Sequence[Run | CorruptDataError], *behind: Split) -> list[Run]:
+    return chain([*(run.split for run in runs if isinstance(run, Run)), *behind], runs, 0)
+
+
+def test_runs_that_chain_up_to_the_logs_end() -> None:
+    whole = [run_at(0, 100), run_at(100, 150), run_at(150, 200), run_at(200, 300, 260, ends_log=True)]
+    assert chained(whole) == whole
+    assert chained([]) == []
+    broken, behind = CorruptDataError("at 300"), Split(300, 400)
+    assert chained([*whole, broken], behind) == whole
+    cut = run_at(200, 300, 260, unreadable=Corrupt(260, "why"))
+    assert chained([*whole[:3], cut, broken], behind) == [*whole[:3], cut]
+    with pytest.raises(CorruptDataError, match="at 300"):
+        chained([*whole[:3], run_at(200, 300), broken], behind)
+    # A log that has changed meanwhile.
+    for runs in ([run_at(100, 200)], [run_at(0, 100, 110), run_at(100, 200)]):
+        with pytest.raises(DisturbedError, match="changed while it was read"):
+            chained(runs)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.datasource import DataSourceReader
+from pyspark import cloudpickle
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadMaxBytes
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from indexd.errors import (
@@ -23,9 +26,9 @@ from indexd.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, spark_schema
-from indexd.spark.source.datasource import CommitLogSource
-from indexd.spark.source.options import check_names, parse_options
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
+from indexd.spark.source.datasource import CommitLogSource, CommitLogStreamReader
+from indexd.spark.source.options import parse_options
 from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import Selection, count_split
 from indexd.storage.disk import Disk
@@ -33,10 +36,70 @@ from support.beside_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_
 from support.commitlog_writer import CommitLogWriter, blank_record
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore
-from support.rows import rows_of_log
-from support.small_log import SEGMENT_SIZE, messages, write_log
-from support.spark_source import ALL, kept, read, reader, rows_between, run, source, stream
+from support.rows import plain, rows_of_log
+from support.small_log import SEGMENT_SIZE, write_log
 from support.strategies import Sample, logs
+
+ALL = ReadAllAvailable()
+_dumps: Callable[[object], bytes] = cloudpickle.dumps  # it has no types
+
+
+def source(store: Path, **options: Any) -> CommitLogSource:
+    return CommitLogSource({"path": str(store), "settlems": "1"} | {name: str(text) for name, text in options.items()})
+
+
+def reader(store: Path, **options: Any) -> DataSourceReader:
+    made = source(store, **options)
+    return made.reader(made.schema())
+
+
+def read(reader: DataSourceReader) -> list[dict[str, Any]]:
+    """Every row, as Spark would read it: the reader is pickled for each task."""
+    found: list[dict[str, Any]] = []
+    for partition in reader.partitions() or [InputPartition(None)]:
+        copy = pickle.loads(_dumps(reader))
+        for batch in copy.read(pickle.loads(_dumps(partition))):
+            found += [plain(row) for row in batch.to_pylist()]
+    return found
+
+
+def stream(store: Path, **options: Any) -> CommitLogStreamReader:
+    given = {"path": str(store), "settlems": "1", "columns": "phyOffset"}
+    made_of = CommitLogSource(given | {name: str(text) for name, text in options.items()})
+    made = made_of.streamReader(made_of.schema())
+    assert isinstance(made, CommitLogStreamReader)
+    return made
+
+
+def kept(offset: dict[str, Any]) -> dict[str, Any]:
+    """An offset out of the checkpoint."""
+    found: dict[str, Any] = json.loads(json.dumps(offset))
+    return found
+
+
+def rows_between(reader: CommitLogStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    found: list[int] = []
+    for partition in reader.partitions(kept(start), kept(end)):
+        for batch in reader.read(partition):
+            found += batch["phyOffset"].to_pylist()
+    return found
+
+
+def run(
+    reader: CommitLogStreamReader, start: dict[str, Any], limit: ReadLimit = ALL
+) -> tuple[dict[str, Any], list[int]]:
+    """Batches until there is no more: where it stands then, and the rows."""
+    rows: list[int] = []
+    while True:
+        end = reader.latestOffset(kept(start), limit)
+        if end == start:
+            return end, rows
+        assert end["offset"] > start["offset"]
+        found = rows_between(reader, start, end)
+        if isinstance(limit, ReadMaxBytes) and len(found) > 1:
+            assert found[-1] - found[0] < limit.max_bytes
+        rows += found
+        start = end
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +117,10 @@ def rows(store: Path) -> list[dict[str, Any]]:
 # --- schema ---
 
 
-def test_the_schema_of_spark_is_that_of_the_batches(tmp_path: Path) -> None:
-    for columns in (ALL_COLUMNS, DEFAULT_COLUMNS, ("body", "size")):
-        found = source(tmp_path, columns=",".join(columns)).schema()
-        assert to_arrow_schema(found, timezone="UTC").equals(spark_arrow(columns))
-    assert not spark_schema(("keys",))["keys"].dataType.containsNull
-    assert not spark_schema(("properties",))["properties"].dataType.valueContainsNull
-
-
-def spark_arrow(columns: tuple[str, ...]) -> Any:
-    import pyarrow as pa
-
-    return pa.schema([SCHEMA.field(name) for name in columns])
+@pytest.mark.parametrize("columns", [ALL_COLUMNS, DEFAULT_COLUMNS, ("body", "size")])
+def test_the_schema_of_spark_is_that_of_the_batches(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    found = to_arrow_schema(source(tmp_path, columns=",".join(columns)).schema(), timezone="UTC")
+    assert found.equals(pa.schema([SCHEMA.field(name) for name in columns]))
 
 
 def test_a_schema_of_ones_own_chooses_columns_and_allows_nulls(store: Path, rows: list[dict[str, Any]]) -> None:
@@ -77,17 +132,13 @@ def test_a_schema_of_ones_own_chooses_columns_and_allows_nulls(store: Path, rows
             StructField("properties", MapType(StringType(), StringType())),
         ]
     )
-    made = source(store)
-    found = made.reader(wanted)
-    assert all(
-        batch.schema.equals(to_arrow_schema(wanted, timezone="UTC")) for batch in found.read(found.partitions()[0])
-    )
-    expected = [
-        {"TAGS": row["tags"], **{name: row[name] for name in ("phyOffset", "keys", "properties")}} for row in rows
-    ]
-    assert read(found) == expected
+    found = source(store).reader(wanted)
+    schema = to_arrow_schema(wanted, timezone="UTC")
+    assert all(batch.schema.equals(schema) for batch in found.read(found.partitions()[0]))
+    names = ("phyOffset", "keys", "properties")
+    assert read(found) == [{"TAGS": row["tags"], **{name: row[name] for name in names}} for row in rows]
     with pytest.raises(UsageError, match="there is no column 'sise'"):
-        made.reader(StructType([StructField("sise", IntegerType())]))
+        source(store).reader(StructType([StructField("sise", IntegerType())]))
 
 
 # --- what is planned and read ---
@@ -132,24 +183,6 @@ def test_offsets_topics_and_times(store: Path, rows: list[dict[str, Any]], data:
     assert [row["phyOffset"] for row in read(reader(store, columns="phyOffset", **chosen))] == expected
 
 
-@pytest.mark.parametrize("step", [3 * 3_600_000, -3 * 3_600_000])
-def test_a_clock_that_steps_inside_segments_loses_no_rows(tmp_path: Path, step: int) -> None:
-    # Right where each segment begins and off in its middle: first messages alone tell nothing of what lies between.
-    built = QueueStore(tmp_path)
-    with built.writer as writer:
-        for number in range(400):
-            is_off = 1000 < writer.max_offset % built.segment < 3000
-            writer.append(spec(T0 + 60_000 * number + (step if is_off else 0), size=100))
-    built.build()
-    bound = T0 + 60_000 * 200
-    late = [m.phy_offset for m in built.messages() if m.store_timestamp >= bound]
-    early = [m.phy_offset for m in built.messages() if m.store_timestamp < bound]
-    for options in ({}, {"data": built.data}):
-        for name, expected in (("startTime", late), ("endTime", early)):
-            found = read(reader(built.root, columns="phyOffset", **{name: bound}, **options))
-            assert [row["phyOffset"] for row in found] == expected
-
-
 @settings(max_examples=25)
 @given(st.lists(st.integers(T0 - 30, T0 + 30) | st.sampled_from([-5, 0, 1, 2**40]), min_size=1, max_size=80), st.data())
 def test_sparse_indexes_say_where_a_time_begins(times: list[int], data: st.DataObject) -> None:
@@ -179,24 +212,21 @@ def test_a_plan_ends_where_the_log_ended(tmp_path: Path) -> None:
     assert len(read(reader(tmp_path, columns="phyOffset"))) == 200
 
 
-def test_a_log_that_was_cut_gives_no_rows(tmp_path: Path) -> None:
-    write_log(tmp_path, 100)
-    offsets = [row["phyOffset"] for row in rows_of_log(tmp_path / "commitlog")]
-    planned = reader(tmp_path)
+@pytest.mark.parametrize("number", [50, 100])
+def test_a_log_that_was_cut_gives_no_rows_and_one_that_ends_in_no_frame_ends_before_it(
+    tmp_path: Path, number: int
+) -> None:
+    offsets = [write_log(tmp_path, 100)]
+    offsets = offsets_of(tmp_path) + offsets
+    planned = reader(tmp_path, columns="phyOffset")
     (partition,) = planned.partitions()
-    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(offsets[50])
-        file.write(bytes(SEGMENT_SIZE - offsets[50]))
-    with pytest.raises(DisturbedError, match=f"and end at {offsets[50]}"):
-        list(planned.read(partition))
-
-
-def test_a_log_whose_last_bytes_are_no_frame_ends_before_them(tmp_path: Path) -> None:
-    end = write_log(tmp_path, 100)
-    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(end)
-        file.write(b"\xff" * 50)
-    assert len(read(reader(tmp_path, columns="phyOffset"))) == 100
+    if number < 100:
+        zero_from(tmp_path, offsets[number])
+        with pytest.raises(DisturbedError, match=f"and end at {offsets[number]}"):
+            list(planned.read(partition))
+    else:
+        overwrite(tmp_path, offsets[number], b"\xff" * 50)
+        assert len(read(reader(tmp_path, columns="phyOffset"))) == 100
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -224,10 +254,6 @@ def test_segments_that_are_wholly_unreadable_are_passed_over_as_by_a_rebuild(
 # --- options ---
 
 
-def partitions(made_of: CommitLogSource) -> Any:
-    return made_of.reader(made_of.schema()).partitions()
-
-
 def test_options_go_by_any_spelling(store: Path) -> None:
     found = parse_options(
         {
@@ -244,7 +270,6 @@ def test_options_go_by_any_spelling(store: Path) -> None:
     assert found.config.reader.verify_crc
     # What the log's files say, as nobody else has.
     assert found.config.store.segment_size == SEGMENT_SIZE
-    assert not found.has_data
     assert (found.starting_offset, found.on_expired, found.max_bytes_per_trigger) == ("earliest", "fail", None)
 
 
@@ -252,7 +277,8 @@ def test_a_configuration_file_is_read(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "indexd.toml"
     file.write_text(f'[store]\nstore = "{store}"\ndata = "{tmp_path}/data"\n[spark]\nsplit_size = "3MiB"\n')
     found = parse_options({"config": str(file)}, is_stream=False)
-    assert (found.config.store.store, found.split_size, found.has_data) == (store, 3 << 20, True)
+    assert (found.config.store.store, found.split_size) == (store, 3 << 20)
+    assert found.config.store.data == tmp_path / "data"
 
 
 @pytest.mark.parametrize(
@@ -275,32 +301,38 @@ def test_options_that_are_wrong(store: Path, option: str, text: str, message: st
         parse_options({"path": str(store), option: text}, is_stream=False)
 
 
-def test_an_option_of_another_name_is_found_before_anything_is_read() -> None:
+@pytest.mark.parametrize(
+    ("option", "text", "hint"),
+    [
+        ("colums", "x", "did you mean columns?"),
+        # What Spark makes of load([a, b]).
+        (
+            "paths",
+            '["/a","/b"]',
+            "load each and union them; the directories of one store's log are the option commitLogPaths",
+        ),
+        ("columns", "bodi", "did you mean body?"),
+    ],
+)
+def test_an_option_of_another_name_is_found_before_anything_is_read(option: str, text: str, hint: str) -> None:
+    """And the hint is shown with the traceback."""
     with pytest.raises(UsageError) as error:
-        check_names({"colums": "x"})
-    assert error.value.hint == "did you mean columns?"
+        CommitLogSource({option: text}).schema()
+    assert (error.value.hint, error.value.__notes__) == (hint, [hint])
 
 
-def test_several_stores_are_not_loaded_at_a_time() -> None:
-    # What Spark makes of load([a, b]).
-    with pytest.raises(UsageError, match="one store is loaded at a time") as error:
-        check_names({"paths": '["/a","/b"]'})
-    assert "union" in error.value.hint
-
-
-def test_the_hint_is_shown_with_the_traceback(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as error:
-        source(tmp_path, columns="bodi").schema()
-    assert error.value.__notes__ == ["did you mean body?"]
-
-
-def test_stores_that_cannot_be_read(tmp_path: Path, store: Path) -> None:
-    with pytest.raises(MissingStoreError, match="there is no commitlog"):
-        partitions(source(tmp_path / "nothing"))
-    with pytest.raises(UnsafeStoreError, match="segment_size"):
-        partitions(source(store, segmentSize=2 * SEGMENT_SIZE))
-    with pytest.raises(UsageError, match="no store is given"):
-        partitions(CommitLogSource({}))
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"path": "STORE/nothing"}, MissingStoreError, "there is no commitlog"),
+        ({"path": "STORE", "segmentSize": str(2 * SEGMENT_SIZE)}, UnsafeStoreError, "segment_size"),
+        ({}, UsageError, "no store is given"),
+    ],
+)
+def test_stores_that_cannot_be_read(store: Path, options: dict[str, str], error: type[Exception], says: str) -> None:
+    made = CommitLogSource({name: text.replace("STORE", str(store)) for name, text in options.items()})
+    with pytest.raises(error, match=says):
+        made.reader(made.schema()).partitions()
 
 
 def offsets_of(store: Path) -> list[int]:
@@ -329,24 +361,6 @@ def test_any_log_by_any_limits_and_restarts(data: st.DataObject, samples: list[S
         assert rows == offsets_of(store)
 
 
-def test_a_log_that_grows_over_segments(tmp_path: Path) -> None:
-    endless = messages(5)
-    with CommitLogWriter(tmp_path / "commitlog", SEGMENT_SIZE) as writer:
-        reader, rows = stream(tmp_path), []
-        start = reader.initialOffset()
-        assert start == {"offset": 0}
-        for count in (0, 1, 300, 2000, 0, 5000):
-            for spec in islice(endless, count):
-                writer.append(spec)
-            reported = reader.reportLatestOffset()
-            start, found = run(reader, start, ReadMaxBytes(100_000))
-            rows += found
-            assert start["offset"] == writer.max_offset
-            assert reported == {"offset": writer.max_offset}
-            assert reader.reportLatestOffset() == reported
-        assert rows == offsets_of(tmp_path)
-
-
 def test_a_batch_is_the_same_when_it_is_asked_for_again(tmp_path: Path) -> None:
     write_log(tmp_path, 2000)
     first = stream(tmp_path)
@@ -365,7 +379,9 @@ def test_available_now_ends_where_the_log_ended(tmp_path: Path) -> None:
     end = write_log(tmp_path, 1000)
     reader = stream(tmp_path)
     reader.prepareForTriggerAvailableNow()
-    write_log(tmp_path, 2000)
+    assert [reader.reportLatestOffset() for _ in range(2)] == [{"offset": end}] * 2
+    grown = write_log(tmp_path, 2000)
+    assert reader.reportLatestOffset() == {"offset": grown}
     stood, rows = run(reader, reader.initialOffset(), ReadMaxBytes(30_000))
     assert stood["offset"] == end
     assert rows == [offset for offset in offsets_of(tmp_path) if offset < end]
@@ -377,11 +393,9 @@ def test_available_now_ends_where_the_log_ended(tmp_path: Path) -> None:
 def test_where_a_query_begins(tmp_path: Path) -> None:
     end = write_log(tmp_path, 2000)
     offsets = offsets_of(tmp_path)
-    assert stream(tmp_path).initialOffset() == {"offset": 0}
-    assert stream(tmp_path, startingOffset="latest").initialOffset()["offset"] == end
-    assert stream(tmp_path, startingOffset=offsets[70]).initialOffset() == {"offset": offsets[70]}
-    assert stream(tmp_path, startingOffset=offsets[70] + 1).initialOffset() == {"offset": offsets[71]}
-    assert stream(tmp_path, startingOffset=end).initialOffset() == {"offset": end}
+    starts = {offsets[70]: offsets[70], offsets[70] + 1: offsets[71], end: end, "earliest": 0, "latest": end}
+    for where, begin in starts.items():
+        assert stream(tmp_path, startingOffset=where).initialOffset()["offset"] == begin
     with pytest.raises(UsageError, match=f"startingOffset is {end + 1}, and the log ends at {end}"):
         stream(tmp_path, startingOffset=end + 1).initialOffset()
     with pytest.raises(UsageError, match="startOffset is no option of a stream"):
@@ -418,11 +432,15 @@ def test_what_expired_before_it_was_read(tmp_path: Path) -> None:
     assert stream(tmp_path).latestOffset(end, ALL) == end
 
 
-def zero_from(store: Path, offset: int) -> None:
+def overwrite(store: Path, offset: int, data: bytes) -> None:
     base = offset - offset % SEGMENT_SIZE
     with (store / "commitlog" / f"{base:020d}").open("r+b") as file:
         file.seek(offset - base)
-        file.write(bytes(SEGMENT_SIZE - (offset - base)))
+        file.write(data)
+
+
+def zero_from(store: Path, offset: int) -> None:
+    overwrite(store, offset, bytes(SEGMENT_SIZE - offset % SEGMENT_SIZE))
 
 
 @pytest.mark.parametrize("by", ["zeros", "other messages", "segments"])
@@ -451,9 +469,7 @@ def test_a_log_that_was_cut_ends_the_query(tmp_path: Path, by: str) -> None:
 
 def test_a_segment_that_is_over_before_the_next_one_begins(tmp_path: Path) -> None:
     end = write_log(tmp_path, 100)
-    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(end)
-        file.write(blank_record(SEGMENT_SIZE - end))
+    overwrite(tmp_path, end, blank_record(SEGMENT_SIZE - end))
     reader = stream(tmp_path)
     before = reader.latestOffset({"offset": 0}, ReadMaxBytes(end))
     assert before["offset"] == end
@@ -469,9 +485,7 @@ def test_a_segment_that_is_over_before_the_next_one_begins(tmp_path: Path) -> No
 def test_corrupt_bytes_end_the_query_where_they_stand(tmp_path: Path) -> None:
     write_log(tmp_path, 1000)
     offsets = offsets_of(tmp_path)
-    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(offsets[400] + 4)
-        file.write(b"\xff")
+    overwrite(tmp_path, offsets[400] + 4, b"\xff")
     reader = stream(tmp_path)
     end = reader.latestOffset({"offset": 0}, ReadMaxBytes(offsets[500]))
     assert end["offset"] == offsets[400]
@@ -480,8 +494,3 @@ def test_corrupt_bytes_end_the_query_where_they_stand(tmp_path: Path) -> None:
         reader.latestOffset(end, ReadMaxBytes(1000))
     assert "corrupt=skip" in error.value.__notes__[0]
     assert run(stream(tmp_path, corrupt="skip"), end)[1] == offsets[401:]
-
-
-def test_the_end_of_the_log_is_reported(tmp_path: Path) -> None:
-    end = write_log(tmp_path, 1)
-    assert stream(tmp_path).reportLatestOffset() == {"offset": end}

@@ -43,15 +43,11 @@ from indexd.storage.names import building_of
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import SparkSession
 
-    from indexd.kafka.check import CheckReport
-    from indexd.kafka.rebuild import RebuildReport
+    from indexd.kafka.format import Report
     from indexd.recovery.rebuild import Rebuilt
     from indexd.spark.export import ExportRequest
-    from indexd.spark.session import SparkOptions
 
 _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "numba")
 
@@ -152,20 +148,12 @@ def uses_spark(config: Config) -> bool:
     return False
 
 
-def spark_options(config: Config) -> SparkOptions:
-    """Where the configuration's jobs run."""
-    from indexd.spark.session import SparkOptions  # noqa: PLC0415 - no other command loads the package
-
-    keys = config.spark
-    return SparkOptions(keys.master, keys.remote, keys.conf, keys.java_home)
-
-
 def spark_session(config: Config, app: str, memory: str = "1g") -> AbstractContextManager[SparkSession]:
     """A session, as :func:`indexd.spark.session.open_session` makes it, the kernels' cache being known by then."""
     prepare_compiler()
     from indexd.spark.session import open_session  # noqa: PLC0415 - no other command loads the package
 
-    return open_session(spark_options(config), app, memory=memory)
+    return open_session(config.spark, app, memory=memory)
 
 
 def _check_places(config: Config, path: Path | None, flag: str) -> None:
@@ -467,6 +455,7 @@ _DIRECTORY = "a partition's directory, or a Kafka log directory with its partiti
 
 def _add_kafka(commands: Any) -> None:
     # None of the settings is about Kafka's segments.
+    interval = typed(int, 0, 2**31 - 1)
     shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="one JSON object a line instead of words")
     shared.add_argument("directory", metavar="DIR", help=_DIRECTORY)
@@ -477,17 +466,24 @@ def _add_kafka(commands: Any) -> None:
     text = "hold every .index and .timeindex against its log, changing nothing"
     parser = add_command(inner, "check", [shared], text, function=check_kafka)
     parser.add_argument(
-        "--interval", type=int, metavar="BYTES", help="also say which files differ from a rebuild with this interval"
+        "--interval",
+        type=interval,
+        metavar="BYTES",
+        help="also say which files differ from a rebuild with this interval",
     )
     text = "make every .index and .timeindex anew, as Kafka's recovery makes them; never changes a log"
     parser = add_command(inner, "rebuild", [shared], text, function=rebuild_kafka)
     parser.add_argument("--out", metavar="DIR2", help="write the files there and leave DIR as it is")
     parser.add_argument(
-        "--interval", type=int, default=4096, metavar="BYTES", help="the topic's index.interval.bytes (default: 4096)"
+        "--interval",
+        type=interval,
+        default=4096,
+        metavar="BYTES",
+        help="the topic's index.interval.bytes (default: 4096)",
     )
     parser.add_argument(
         "--max-index-size",
-        type=int,
+        type=typed(int, 12, 2**31 - 1),
         default=10485760,
         metavar="BYTES",
         help="the topic's segment.index.bytes, which no index may exceed (default: 10485760)",
@@ -501,8 +497,9 @@ def check_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG00
 
     with progress_bar("kafka check") as bar:
         report = check(Path(args.directory), Disk(), interval=args.interval, on_progress=bar)
-    what = f"{counted(report.batches, 'batch')}, {counted(report.entries, 'index entry')}"
-    return _say(args, "finding", report, report.segments, what)
+    figures = report.figures
+    what = f"{counted(figures['batches'], 'batch')}, {counted(figures['entries'], 'index entry')}"
+    return _say(args, "finding", report, what)
 
 
 def rebuild_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
@@ -520,30 +517,22 @@ def rebuild_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG
             on_progress=bar,
         )
     place = "in place" if args.out is None else f"in {printable(args.out)}"
-    what = f"{report.to_json()['changed']} of them written {place}"
-    rows = [{"kind": "segment"} | segment.to_json() for segment in report.segments]
-    return _say(args, "problem", report, len(rows), what, rows)
+    return _say(args, "problem", report, f"{report.figures['changed']} of them written {place}")
 
 
-def _say(
-    args: argparse.Namespace,
-    kind: str,
-    report: CheckReport | RebuildReport,
-    segments: int,
-    what: str,
-    rows: Sequence[dict[str, Any]] = (),
-) -> int:
+def _say(args: argparse.Namespace, kind: str, report: Report, what: str) -> int:
     # The findings and the notes, then for programs a row a segment, then the summary.
     print_findings(report.findings, json_lines=wants_json(args), kind=kind)
     notes = [{"kind": "note", "file": note.file, "what": note.what, "text": note.text} for note in report.notes]
     if wants_json(args):
         given = {name: getattr(args, name) for name in ("directory", "out") if name in args}
+        rows = [{"kind": "segment"} | row for row in report.rows]
         for row in (*notes, *rows, report.to_json() | given):
             print_json(row)
     else:
         for note in notes:
             print_line(f"note: {printable(note['file'])}: {printable(note['text'])}")
-        words = f"{counted(report.partitions, 'partition')}, {counted(segments, 'segment')}, {what}"
-        size, found = show_size(report.to_json()["bytes"]), counted(len(report.findings), kind)
+        words = f"{counted(report.partitions, 'partition')}, {counted(report.figures['segments'], 'segment')}, {what}"
+        size, found = show_size(report.figures["bytes"]), counted(len(report.findings), kind)
         print_line(f"{printable(args.directory)}: {words}, {size} in {report.seconds:.2f} s: {found}")
     return EXIT_FINDINGS if len(report.findings) else 0

@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +35,6 @@ from indexd.kafka.format import (
     LOG_SIZE_MAX,
     NO_TIMESTAMP,
     Fault,
-    Note,
     Outcome,
     Partition,
     Report,
@@ -46,7 +43,7 @@ from indexd.kafka.format import (
     log_bytes,
     refuse_while_locked,
 )
-from indexd.kafka.rebuild import recover_entries, refuse_interval
+from indexd.kafka.rebuild import recover_entries
 from indexd.kafka.records import Batches, LogWalk, Slots, read_slots
 from indexd.output import Progress
 from indexd.sparse.format import INT32_MAX
@@ -183,40 +180,24 @@ def judge_time_slots(slots: Slots, log: LogTruth, walk: LogWalk) -> NDArray[np.i
     return verdicts
 
 
-@dataclass(slots=True)
-class CheckReport(Report):
-    """Findings are what does not hold. ``batches`` and ``bytes`` are of the logs, ``entries`` of both indexes."""
-
-    segments: int = 0
-    batches: int = 0
-    entries: int = 0
-    bytes: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary."""
-        names = "segments", "batches", "entries", "bytes"
-        return self.summary("findings", {name: getattr(self, name) for name in names})
-
-
 def check(
     directory: Path,
     disk: Disk,
     *,
     interval: int | None = None,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> CheckReport:
+) -> Report:
     """Check the partition that ``directory`` is, or all partitions of the log directory that it is.
 
     With ``interval`` (index.interval.bytes) a note says which files differ from what recovery would make with it.
     UsageError if it is neither a partition nor a log directory, BusyError if a broker holds its lock before or after.
     """
-    if interval is not None:
-        refuse_interval(interval)
     started, partitions = time.monotonic(), find_partitions(disk, directory)
     refuse_while_locked(disk, directory)
-    progress, report = Progress(on_progress, log_bytes(disk, partitions)), CheckReport(len(partitions))
+    progress = Progress(on_progress, log_bytes(disk, partitions))
+    report = Report(len(partitions), "findings", {"segments": 0, "batches": 0, "entries": 0, "bytes": 0})
     for partition in partitions:
-        report.notes += partition.passing_notes()
+        partition.note_passing(report)
         last_offset, others = -1, Findings()
         for name in partition.orphans:
             text = "there is no log beside this index: Kafka removes it at its next start"
@@ -237,7 +218,7 @@ def check(
 
 class _SegmentCheck:
     # Adds to the report what it finds in one segment.
-    def __init__(self, disk: Disk, partition: Partition, segment: Segment, report: CheckReport) -> None:
+    def __init__(self, disk: Disk, partition: Partition, segment: Segment, report: Report) -> None:
         self._disk, self._partition, self._segment, self._report = disk, partition, segment, report
         # A broker that was killed leaves the newest segment's files as they grow; its next start builds them again.
         self._may_be_open = segment.is_last and not partition.was_stopped_cleanly
@@ -252,7 +233,7 @@ class _SegmentCheck:
         with disk.open_read(segment.log) as file:
             walk = LogWalk(file, segment.base, progress)
             for batches in walk:
-                report.batches += batches.shape[1]
+                report.figures["batches"] += batches.shape[1]
                 truth.put(batches)
                 self._log_batches(batches, last_offset, found)
                 last_offset = int(batches[kernel.LAST_OFFSET, -1])
@@ -270,9 +251,9 @@ class _SegmentCheck:
             if not segment.has_time_index:
                 text = "there is no TimeIndex beside the log: Kafka makes an empty one and leaves it so"
                 self._find(segment.time_index, 0, "time_index_missing", text)
-        report.segments += 1
-        report.bytes += walk.log_size
-        report.entries += slots.live + times.live
+        report.figures["segments"] += 1
+        report.figures["bytes"] += walk.log_size
+        report.figures["entries"] += slots.live + times.live
         return last_offset
 
     def compare(self, interval: int) -> None:
@@ -376,4 +357,4 @@ class _SegmentCheck:
         self._report.findings.add(self._partition.label(path), position, what, text)
 
     def _note(self, path: Path, what: str, text: str) -> None:
-        self._report.notes.append(Note(self._partition.label(path), what, text))
+        self._report.note(self._partition.label(path), what, text)

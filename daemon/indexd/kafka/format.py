@@ -53,10 +53,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from indexd.errors import BusyError, DiskError, UsageError
-from indexd.findings import Findings
+from indexd.findings import Finding, Findings
 from indexd.sparse.format import INT32_MAX, INT64_MAX, PASSING_SUFFIXES
 from indexd.storage.disk import Disk
 
@@ -92,31 +92,32 @@ class Fault(IntEnum):
     SIZE = 3  # too short for a batch of its magic
 
 
-class Note(NamedTuple):
-    """Something worth knowing that is not wrong, or could not be asked; as in a Finding, ``what`` is for programs."""
-
-    file: str
-    what: str
-    text: str
-
-
 @dataclass(slots=True)
 class Report:
-    """What a pass over partitions has found: ``findings`` do not hold, or could not be rebuilt."""
+    """What a pass over partitions has found: ``findings`` do not hold, or could not be rebuilt; --json calls them
+    ``name``. ``notes`` are worth knowing and not wrong, or could not be asked. ``figures``, ``rows``: for --json.
+    """
 
-    partitions: int = 0
+    partitions: int
+    name: str
+    figures: dict[str, int]
     findings: Findings = field(default_factory=Findings)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def summary(self, findings: str, figures: dict[str, int]) -> dict[str, Any]:
-        """The last line of ``--json``; ``findings`` is what they are called."""
+    def note(self, file: str, what: str, text: str) -> None:
+        """One more note."""
+        self.notes.append(Finding(file, 0, what, text))
+
+    def to_json(self) -> dict[str, Any]:
+        """The last line of ``--json``."""
         return {
             "kind": "summary",
             "partitions": self.partitions,
-            **figures,
+            **self.figures,
             "seconds": round(self.seconds, 3),
-            findings: len(self.findings),
+            self.name: len(self.findings),
             "counts": dict(sorted(self.findings.counts.items())),
             "notes": len(self.notes),
         }
@@ -153,18 +154,17 @@ class Partition:
         """What to call one of its files: a path relative to the directory that was asked for."""
         return f"{self.name}/{path.name}" if self.name else path.name
 
-    def passing_notes(self) -> list[Note]:
-        """The files that are left alone because a broker's next start removes or renames them."""
-        text = "a deletion, cleaning or swap that has not ended"
-        return [Note(self.label(self.path / name), "left_alone", text) for name in self.passing]
+    def note_passing(self, report: Report) -> None:
+        """Say which files are left alone because a broker's next start removes or renames them."""
+        for name in self.passing:
+            report.note(self.label(self.path / name), "left_alone", "a deletion, cleaning or swap that has not ended")
 
 
 def find_partitions(disk: Disk, directory: Path) -> list[Partition]:
     """The partition that ``directory`` is, or all that lie in it, by name; UsageError if it is neither."""
-    if not disk.exists(directory):
-        raise UsageError(f"there is nothing at {directory}", "check the path")
+    hint = "give a partition's directory, or a Kafka log directory"
     if not directory.is_dir():
-        raise UsageError(f"{directory} is not a directory", "give a partition's directory, or a Kafka log directory")
+        raise UsageError(f"{directory} is not a directory", hint)
     if (own := _partition(disk, directory, "", _log_directories(directory))) is not None:
         return [own]
     try:
@@ -173,10 +173,7 @@ def find_partitions(disk: Disk, directory: Path) -> list[Partition]:
         raise DiskError("list", directory, error) from error
     found = [one for path in folders if (one := _partition(disk, path, path.name, [directory])) is not None]
     if not found:
-        raise UsageError(
-            f"{directory} holds no segment of Kafka's, and no partition",
-            "give a partition's directory, or a Kafka log directory",
-        )
+        raise UsageError(f"{directory} holds no segment of Kafka's, and no partition", hint)
     return found
 
 

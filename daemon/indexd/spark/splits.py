@@ -6,6 +6,7 @@ What a split came to says where it ended: where that is not where the next one b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from indexd.commitlog.format import Corrupt
 from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config
-from indexd.errors import DisturbedError, UsageError
+from indexd.errors import DisturbedError
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
@@ -46,17 +47,16 @@ def plan_splits(
     config: Config,
     *,
     size: int | None = None,
-    slots: int = 2,
+    slots: int | None = None,
     begin: int | None = None,
     end: int | None = None,
 ) -> list[Split]:
     """The log in splits of about ``size`` bytes, none over two segments, in log order and without a gap.
 
-    Without ``size`` it is a segment, or less when there would be too few for ``slots`` tasks at a time. ``begin`` and
-    ``end`` need not be where messages begin: those that begin between them are taken. Raises what reading the log does.
+    Without ``size`` it is a segment, or less when there would be too few for ``slots`` tasks at a time, by default one
+    a processor. ``begin`` and ``end`` need not be where messages begin: those that begin between them are taken. Raises
+    what reading the log does.
     """
-    if size is not None and size < 1:
-        raise UsageError(f"the log cannot be split into stretches of {size} bytes", "give a size of at least 1")
     store, first, limit = config.store, begin or 0, _NO_LIMIT if end is None else end
     if first >= limit:
         return []
@@ -69,7 +69,8 @@ def plan_splits(
             if first < segment.end and segment.base < limit and points.is_in_use(segment.base)
         ]
         if size is None:
-            size = _size_for(sum(segment.size for segment in segments), store.segment_size, slots)
+            total = sum(segment.size for segment in segments)
+            size = min(max(-(-total // (2 * (slots or len(os.sched_getaffinity(0))))), _SIZE_MIN), store.segment_size)
         starts: list[int] = []
         for segment in segments:
             # Stretches of one size, rather than a short one at the end.
@@ -92,12 +93,6 @@ def plan_splits(
         return [Split(first, behind) for first, behind in zip(starts, ends, strict=True) if first < behind]
     finally:
         points.close()
-
-
-def _size_for(total: int, segment_size: int, slots: int) -> int:
-    if total >= 2 * slots * segment_size:
-        return segment_size
-    return min(max(-(-total // (2 * slots)), _SIZE_MIN), segment_size)
 
 
 class SplitReader:

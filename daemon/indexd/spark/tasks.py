@@ -25,6 +25,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,8 +51,6 @@ _CANCEL_TRIES = 30  # a second each
 # A worker whose task was given up is killed after spark.python.task.killTimeout, 200 ms in a session of ours.
 _KILL_SECONDS = 0.5
 _RESULT_SCHEMA = "item long, result binary"
-
-_quiet = False
 
 
 def run_tasks(
@@ -107,37 +106,34 @@ def run_job(
             told = size
             progress(size, total)
 
-    outcome: list[tuple[bool, Any]] = []
-    ended = threading.Event()  # not Thread.join: interrupted, it takes the thread for ended
+    job: Future[Result] = Future()
     watch = _Watch(spark)
 
     def act() -> None:
         try:
             watch.begin()
-            outcome.append((True, action()))
+            job.set_result(action())
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            outcome.append((False, error))
-        finally:
-            ended.set()
+            job.set_exception(error)
 
     threading.Thread(target=act, name="spark-job", daemon=True).start()
     try:
-        while not ended.wait(_POLL_SECONDS):
+        while not wait([job], _POLL_SECONDS).done:
             tell(*watch.tasks())
+        result = job.result()
     except BaseException as error:
-        _cancel(watch, ended)
+        # Again and again: a job that was about to start was not there to be cancelled.
+        for _ in range(_CANCEL_TRIES):
+            with suppress(*ENGINE_ERRORS):  # there is nothing to be cancelled any more when the JVM has ended
+                watch.cancel()
+            if wait([job], 1.0).done:
+                break
+        time.sleep(_KILL_SECONDS)
         if isinstance(error, ENGINE_ERRORS):
             raise job_error(error) from error
         raise
-    done, value = outcome[0]
-    if done:
-        tell(1, 1)
-        result: Result = value
-        return result
-    time.sleep(_KILL_SECONDS)
-    if isinstance(value, ENGINE_ERRORS):
-        raise job_error(value) from value
-    raise value
+    tell(1, 1)
+    return result
 
 
 class _Watch:
@@ -172,16 +168,6 @@ class _Watch:
             self._spark.sparkContext.cancelJobGroup(self._name)
 
 
-def _cancel(watch: _Watch, ended: threading.Event) -> None:
-    # Again and again: a job that was about to start was not there to be cancelled.
-    for _ in range(_CANCEL_TRIES):
-        with suppress(*ENGINE_ERRORS):  # there is nothing to be cancelled any more when the JVM has ended
-            watch.cancel()
-        if ended.wait(1.0):
-            break
-    time.sleep(_KILL_SECONDS)
-
-
 def is_connect(spark: SparkSession) -> bool:
     """Whether this session is a client of a Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
@@ -200,9 +186,7 @@ def quiet_gc() -> None:
 
     Spark's Python daemon collects garbage after every task, which takes 60 to 110 ms with numba and pyarrow loaded.
     """
-    global _quiet
-    if not _quiet:
-        _quiet = True
+    if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
 
@@ -249,10 +233,8 @@ ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException, Py4JError, *_CON
 """What pyspark raises when a job, the session or the connection to it fails."""
 
 _SEALED = re.compile(r"\[sealed:([A-Za-z0-9+/=]+)\]")
-_RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$", re.MULTILINE)
+_RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
 _REASON = re.compile(r"most recent failure: [^\n]*?\(([^\s)]+) executor [^)]*\): ([^\n]*)")
-_JAVA_CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
-_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _END_SECONDS = 2.0  # a process that was killed may be seen to be gone a little after its sockets are
 _LINE_MAX = 400  # characters: a reason is a line, not a plan
 # What Spark's text holds, what to say, and what to do.
@@ -319,13 +301,13 @@ def jvm_error(error: BaseException) -> SparkError | None:
 
 
 def _reason(text: str) -> str:
-    raised = [match for match in _RAISED.finditer(text.partition("\n\tat ")[0]) if "SparkException" not in match[1]]
+    raised = [said for said in _RAISED.findall(text.partition("\n\tat ")[0]) if "SparkException" not in said]
     if "Traceback (most recent call last)" in text and raised:
-        return _one_line(f"{raised[-1][1]}: {raised[-1][2]}")
+        return _one_line(raised[-1])
     if lost := _REASON.search(text):
-        return _one_line(f"{_JAVA_CLASS.sub('', lost[2])} (on {lost[1]})")
-    if causes := _CAUSE.findall(text):
-        return _one_line(_JAVA_CLASS.sub("", causes[-1]))
+        return _one_line(f"{lost[2]} (on {lost[1]})")
+    if causes := re.findall(r"^Caused by: (.*)$", text, re.MULTILINE):
+        return _one_line(causes[-1])
     return _one_line(next((line for line in text.splitlines() if line.strip()), "without a word"))
 
 

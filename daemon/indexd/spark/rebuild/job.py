@@ -10,7 +10,6 @@ Everything is made beside the target, until it is renamed at the end; what a job
 replaces::
 
     OUT.building/lock        as that of a data directory: one rebuild at a time
-    OUT.building/job         a word that executors have to find there
     OUT.building/runs/       what stage one makes
     OUT.building/attempts/   what stage two makes, a directory an attempt
     OUT.building/...         a data directory, once it is committed; manifest.json is its last file
@@ -23,30 +22,26 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from indexd import __version__
 from indexd.commitlog.lookup import Evidence, FrameReader, thinned
-from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
 from indexd.flush.pipeline import OUTPUTS, write_down
-from indexd.flush.watch import LogChangeDetector
-from indexd.index.format import FLAVOURS
 from indexd.recovery.open import check_store, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, built_beside
-from indexd.spark.rebuild.runs import GROUPS, Run, RunWriter
+from indexd.spark.rebuild.runs import Run, write_run
 from indexd.spark.rebuild.stage_two import Built, IndexTask, OutputTask, Task, commit_index, commit_output
-from indexd.spark.splits import Split, SplitReader, plan_splits
+from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from indexd.storage.remote import disk_for
 
 MANIFEST = "manifest.json"
 # As the daemon has it: the first frame of so many segments is kept, however close they lie.
@@ -55,69 +50,22 @@ RunTasks = Callable[..., list[Any]]
 """tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageOne:
-    """What all tasks share. ``directory`` of the runs; ``token``: what ``token_file`` holds while the job runs."""
-
-    config: Config
-    directory: Path
-    token_file: Path
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A split that is corrupt: an error, unless the log turns out to end before it."""
-
-    split: Split
-    error: CorruptDataError
-
-
-def work(stage: StageOne, split: Split) -> Run | Unreadable:
-    """The run of a split. Raises what reading the log does, and DiskError."""
-    out, disk, store = Disk(), disk_for(stage.config), stage.config.store
-    if not out.exists(stage.token_file) or out.read(stage.token_file) != stage.token.encode():
-        raise UnsafeStoreError(
-            f"{stage.directory} is not what the driver sees under this name",
-            "give an --out on a file system that the driver and all executors share",
-        )
-    # Under a name that no other attempt has.
-    path = stage.directory / f"{split.begin:020d}-{split.end:020d}.{uuid.uuid4().hex[:12]}"
-    out.make_dir(path, durable=False)
-    reader = SplitReader(disk, stage.config, split)
-    flavour = FLAVOURS[stage.config.index.flavour]
-    witness = LogChangeDetector(disk, lambda: list_segments(disk, store.commit_log_directories, store.segment_size))
-    messages = 0
-    try:
-        writer = RunWriter(path, split, skip_mask=flavour.skip_mask)
-        for item in reader:
-            writer.put(item)
-            if not isinstance(item, Skipped) and item.rows:
-                messages += item.rows
-                witness.saw(item, messages)
-        return writer.close(reader, witness.points())
-    except CorruptDataError as error:
-        return Unreadable(split, error)
-    except OSError as error:  # of Arrow's own writing
-        raise DiskError("write", path, error) from error
-
-
-def chain(found: Sequence[Run | Unreadable], begin: int) -> list[Run]:
+def chain(splits: Sequence[Split], found: Sequence[Run | CorruptDataError], begin: int) -> list[Run]:
     """The runs that one process would have made of the log from ``begin`` on, which these splits are, up to its end.
 
     Raises the error of a split that could not be read before that, and DisturbedError where a run does not end where
     the next one begins.
     """
     runs: list[Run] = []
-    for item in found:
-        if item.split.begin != begin:
+    for split, run in zip(splits, found, strict=True):
+        if split.begin != begin:
             raise DisturbedError(f"the log at {begin} changed while it was read", "run the rebuild again")
-        if isinstance(item, Unreadable):
-            raise item.error
-        runs.append(item)
-        if item.ends_log or item.unreadable is not None:
+        if isinstance(run, CorruptDataError):
+            raise run
+        runs.append(run)
+        if run.ends_log or run.unreadable is not None:
             break
-        begin = item.next_offset
+        begin = run.next_offset
     return runs
 
 
@@ -189,10 +137,8 @@ def rebuild(
         try:
             found = job.run(slots)
         except BaseException:
-            # First the word, so that a task that starts only now ends at once. What cannot be removed the next one
-            # removes.
+            # What cannot be removed the next one removes.
             with suppress(DiskError, OSError):
-                Disk().unlink(files.data / "job")
                 Disk().remove_tree(files.data)
             raise
     return replace(found, seconds=time.monotonic() - started), job.tasks
@@ -223,17 +169,16 @@ class _Rebuild:
         begin = list_segments(self._disk, config.store.commit_log_directories, segment_size).min_offset or 0
         splits = plan_splits(self._disk, config, size=config.spark.split_size or None, slots=slots)
         self._size = sum(split.size for split in splits)
-        places = [files.data / name for name in ("job", "runs", "attempts")]
-        for path in places[1:]:
+        runs_in, attempts = files.data / "runs", files.data / "attempts"
+        for path in (runs_in, attempts):
             disk.make_dir(path)
-        token = uuid.uuid4().hex
-        disk.write_atomically(places[0], token.encode())
-        runs = self._stage_one(StageOne(config, places[1], places[0], token), splits, begin)
-        marks, left_out = self._stage_two(runs, places[2])
+        runs = self._stage_one(runs_in, splits, begin)
+        marks, left_out = self._stage_two(runs, attempts, 2 * slots)
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, segment_size)
         if self._vouched is not None:
-            stand = Stand(_last_timestamp(runs) if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
+            last = next((run.last_timestamp for run in reversed(runs) if run.first_offset is not None), NEVER)
+            stand = Stand(last if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
         frontier = replace(
             fresh_frontier(config, self._store).with_outputs(**marks),
             begin_offset=begin,
@@ -246,8 +191,7 @@ class _Rebuild:
             evidence=evidence_of(runs, segment_size),
         )
         write_down(disk, files, frontier)
-        disk.unlink(places[0])
-        for path in places[1:]:
+        for path in (runs_in, attempts):
             disk.remove_tree(path)
         manifest = json.dumps(_manifest(frontier, len(runs), self.tasks), indent=1)
         disk.write_atomically(files.data / MANIFEST, manifest.encode() + b"\n")
@@ -265,24 +209,32 @@ class _Rebuild:
             unreadable=runs[-1].unreadable if runs else None,
         )
 
-    def _stage_one(self, stage: StageOne, splits: Sequence[Split], begin: int) -> list[Run]:
-        read, half = partial(work, stage), self._size // 2
+    def _stage_one(self, directory: Path, splits: list[Split], begin: int) -> list[Run]:
+        read, half = partial(write_run, self._config, directory), self._size // 2
         found = self._in_tasks(read, splits, 0, half)
         problem, runs, end = None, list[Run](), splits[-1].end if splits else begin
         try:
-            runs = chain(found, begin)
+            runs = chain(splits, found, begin)
         except CorruptDataError as error:
             problem = error
-        if self._log_limit is not None and (problem or _is_doubtful(runs, self._config.store.segment_size)):
+        is_unproven = stand_behind(runs, self._config.store.segment_size).unproven_from is not None
+        # Where the log ends in what the broker alone knows.
+        if self._log_limit is not None and (problem or is_unproven or (runs and runs[-1].unreadable is not None)):
             self._vouched = self._log_limit.ask(end)
             if self._vouched is not None and self._vouched < end:
-                problem, found = None, [item for item in found if item.split.end <= self._vouched]
-                last = Split(found[-1].split.end if found else begin, self._vouched)
-                found += self._in_tasks(read, [last] if last.size else [], half, 0)
-                runs = chain(found, begin)
+                splits = [split for split in splits if split.end <= self._vouched]
+                last = Split(splits[-1].end if splits else begin, self._vouched)
+                again = [last] if last.size else []
+                found = found[: len(splits)] + self._in_tasks(read, again, half, 0)
+                problem, runs = None, chain(splits + again, found, begin)
         if problem is not None:
             raise problem
-        _check_seen(runs)
+        for run in runs:
+            if not (run.path / "topics").exists():  # the last that is written
+                raise UnsafeStoreError(
+                    f"{run.path}, which an executor wrote, is not there for the driver",
+                    "give an --out on a file system that the driver and all executors share",
+                )
         return runs
 
     def _stale_head(self, end: int) -> bytes | None:
@@ -293,24 +245,24 @@ class _Rebuild:
         with FrameReader(self._disk, log) as frames:
             return ask_what_stands(self._log_limit, frames, end)
 
-    def _stage_two(self, runs: Sequence[Run], attempts: Path) -> tuple[dict[str, Any], int]:
+    def _stage_two(self, runs: Sequence[Run], attempts: Path, parts: int) -> tuple[dict[str, Any], int]:
         # What each output holds, by its name in the frontier, and how many messages were left out.
         config, half = self._config, self._size // 2
         files = IndexTask.plan(runs, config, attempts)
         kinds = [kind for kind in OUTPUTS[1:] if kind.is_wanted(config)]
-        others = [task for kind in kinds for task in OutputTask.plan(kind, runs, config, attempts)]
-        build = partial(_build, tuple(run.slim() for run in runs))
+        others = [task for kind in kinds for task in OutputTask.plan(kind, config, attempts, parts)]
+        # Without what only the driver needs: they are sent to every task.
+        build = partial(_build, tuple(replace(run, evidence=(), skipped=[]) for run in runs))
         made = self._in_tasks(build, [*others, *files], half, self._size - half)
         marks: dict[str, Any] = {"index": commit_index(files, made[len(others) :], self._files.index)}
         left_out = 0
         for kind in kinds:
-            parts = [built for task, built in zip(others, made, strict=False) if task.kind is kind]
-            if len(parts) > 1 and sum(len(built.begins) for built in parts) >= config.outputs.queues_max:
+            ours = [built for task, built in zip(others, made, strict=False) if task.kind is kind]
+            if len(ours) > 1 and sum(len(built.begins) for built in ours) >= config.outputs.queues_max:
                 # Which queues there are when no further ones are taken is known to whoever sees all of them.
-                whole = OutputTask(attempts / kind.name, kind, config, range(len(runs)), range(GROUPS))
-                parts = self._in_tasks(build, [whole], self._size, 0)
-            marks[kind.name] = commit_output(parts, self._files.data / kind.folder)
-            figures = [built.figures for built in parts]
+                ours = self._in_tasks(build, OutputTask.plan(kind, config, attempts, 1), self._size, 0)
+            marks[kind.name] = commit_output(ours, self._files.data / kind.folder)
+            figures = [built.figures for built in ours]
             left_out += sum(one.get("batchMessages", 0) + one.get("leftOutMessages", 0) for one in figures)
         return marks, left_out
 
@@ -324,29 +276,10 @@ class _Rebuild:
         return self._run_tasks(work, items, sizes=[1] * len(items), progress=tell)
 
 
-def _last_timestamp(runs: Sequence[Run]) -> int:
-    return next((run.last_timestamp for run in reversed(runs) if run.first_offset is not None), NEVER)
-
-
-def _is_doubtful(runs: Sequence[Run], segment_size: int) -> bool:
-    # Whether the log ends in what the broker alone knows.
-    is_unproven = stand_behind(runs, segment_size).unproven_from is not None
-    return is_unproven or (bool(runs) and runs[-1].unreadable is not None)
-
-
 def _build(runs: Sequence[Run], task: Task) -> Built:
     """The work of stage two, below a name that no other attempt has."""
     directory = task.directory.with_name(f"{task.directory.name}.{uuid.uuid4().hex[:12]}")
     return replace(task, directory=directory).work(runs)
-
-
-def _check_seen(runs: Sequence[Run]) -> None:
-    for run in runs:
-        if not (run.path / "topics").exists():  # the last that is written
-            raise UnsafeStoreError(
-                f"{run.path}, which an executor wrote, is not there for the driver",
-                "give an --out on a file system that the driver and all executors share",
-            )
 
 
 def _manifest(frontier: Frontier, splits: int, tasks: int) -> dict[str, Any]:

@@ -13,9 +13,10 @@ A task reads the part that it needs, a batch at a time, from a memory map: so me
 from __future__ import annotations
 
 import pickle
+import uuid
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,16 @@ from indexd.commitlog.format import Corrupt
 from indexd.commitlog.kernel import Columns
 from indexd.commitlog.lookup import Evidence
 from indexd.commitlog.reader import Skipped
+from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import AT_FIRST, NEVER, Stand, stand_of
+from indexd.config import Config
+from indexd.errors import CorruptDataError, DiskError
+from indexd.flush.watch import LogChangeDetector
+from indexd.index.format import FLAVOURS
 from indexd.spark.source.columns import numbers
 from indexd.spark.splits import Split, SplitReader
+from indexd.storage.disk import Disk
+from indexd.storage.remote import disk_for
 
 _TYPES = {
     "phy_offset": np.int64,
@@ -53,7 +61,7 @@ GROUPS = 64
 _HASH_FACTOR, _HASH_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(64 - 6)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """What stage one says of a split; ``path``: the directory that holds its messages.
 
@@ -79,93 +87,77 @@ class Run:
     last_timestamp: int = NEVER
     stand: Stand = AT_FIRST
     ends_log: bool = False
-    skipped: tuple[Skipped, ...] = ()
+    skipped: list[Skipped] = field(default_factory=list)
     unreadable: Corrupt | None = None
     evidence: tuple[Evidence, ...] = ()
-    chunks: tuple[tuple[int, int, int], ...] = ()
-
-    def slim(self) -> Run:
-        """Without what only the driver needs: what is sent to every task of stage two."""
-        return replace(self, evidence=(), skipped=())
+    chunks: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-class RunWriter:
-    """Writes a run into the directory ``path``, which is there and empty. Raises OSError; one owner, no locks.
+def write_run(config: Config, directory: Path, split: Split) -> Run | CorruptDataError:
+    """The run of a split, written below ``directory`` under a name that no other attempt has.
 
-    ``skip_mask``: transaction types that get no index entries (Flavour).
+    A split that is corrupt is an error only if the log does not turn out to end before it: so that is returned. Raises
+    what else reading the log does, and DiskError.
     """
-
-    def __init__(self, path: Path, split: Split, *, skip_mask: int = 0) -> None:
-        self._run = Run(split, path)
-        self._skip_mask = skip_mask
-        self._files: dict[str, pa.ipc.RecordBatchFileWriter] = {}
-        self._chunks: list[tuple[int, int, int]] = []
-        self._skipped: list[Skipped] = []
-        self._tables: list[TopicTable] = []
-
-    def put(self, item: DispatchBatch | Skipped) -> None:
-        """Take the next stretch of the split."""
-        if isinstance(item, Skipped):
-            self._skipped.append(item)
-            self._run = replace(self._run, phy_offset=item.end)
-            return
-        if not item.rows:
-            return
-        rows, columns, run = item.rows, item.columns, self._run
-        counts, hashes = self._keys_of(item)
-        found = stand_of(columns.store_timestamp[:rows], columns.phy_offset[:rows])
-        self._run = replace(
-            run,
-            first_offset=item.begin_offset if run.first_offset is None else run.first_offset,
-            last_timestamp=item.last_store_timestamp,
-            stand=run.stand.after(item.begin_offset, found),
-            phy_offset=item.end_offset,
-            batch_end=item.end_offset,
-            messages=run.messages + rows,
-            entries=run.entries + len(hashes),
-            ends_with_entry=bool(counts[-1]),
-            store_timestamp=item.last_store_timestamp or run.store_timestamp,
-        )
-        starts = numbers(np.append(0, np.cumsum(counts)).astype(np.int32))
-        used = {name: one[:rows] for name, one in columns._asdict().items() if len(one) >= rows}
-        # The size is read where an output other than the key index asks for it.
-        arrays = {name: numbers(used[name]) for name in _LOG if name in used}
-        self._write("log", arrays | {"key_hash": pa.ListArray.from_arrays(starts, numbers(hashes))})
-        if "queue_id" in used:
-            used["group"] = _groups_of(item)
-            order = np.argsort(used["group"], kind="stable")
-            self._write("queues", {name: numbers(used[name][order]) for name in ("group", *_QUEUES)})
-        if item.topics not in self._tables:
-            self._tables.append(item.topics)
-        self._chunks.append((item.end_offset, len(hashes), self._tables.index(item.topics)))
-
-    def close(self, reader: SplitReader, evidence: Sequence[Evidence] = ()) -> Run:
-        """Say what the split came to. ``reader`` has been read to its end."""
-        for file in self._files.values():
+    disk, store, tables = disk_for(config), config.store, list[TopicTable]()
+    run = Run(split, directory / f"{split.begin:020d}-{split.end:020d}.{uuid.uuid4().hex[:12]}")
+    Disk().make_dir(run.path, durable=False)
+    detector = LogChangeDetector(disk, lambda: list_segments(disk, store.commit_log_directories, store.segment_size))
+    reader, files = SplitReader(disk, config, split), dict[str, pa.ipc.RecordBatchFileWriter]()
+    try:
+        for item in reader:
+            if isinstance(item, Skipped):
+                run.skipped.append(item)
+                run.phy_offset = item.end
+            elif item.rows:
+                if item.topics not in tables:
+                    tables.append(item.topics)
+                for name, columns in _columns_of(run, item, config, tables.index(item.topics)).items():
+                    batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+                    if name not in files:
+                        files[name] = pa.ipc.new_file(str(run.path / name), batch.schema)
+                    files[name].write_batch(batch)
+                detector.saw(item, run.messages)
+        for file in files.values():
             file.close()
-        (self._run.path / "topics").write_bytes(pickle.dumps(self._tables))
-        return replace(
-            self._run,
-            next_offset=reader.next_offset,
-            ends_log=reader.ends_log,
-            unreadable=reader.unreadable,
-            skipped=tuple(self._skipped),
-            evidence=tuple(evidence),
-            chunks=tuple(self._chunks),
-        )
+        (run.path / "topics").write_bytes(pickle.dumps(tables))
+    except CorruptDataError as error:
+        return error
+    except OSError as error:  # of Arrow's own writing
+        raise DiskError("write", run.path, error) from error
+    run.next_offset, run.ends_log, run.unreadable = reader.next_offset, reader.ends_log, reader.unreadable
+    run.evidence = detector.points()
+    return run
 
-    def _write(self, name: str, arrays: dict[str, pa.Array]) -> None:
-        batch = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
-        if name not in self._files:
-            self._files[name] = pa.ipc.new_file(str(self._run.path / name), batch.schema)
-        self._files[name].write_batch(batch)
 
-    def _keys_of(self, batch: DispatchBatch) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        # How many of each row, and their hashes: none of messages that the flavour leaves out.
-        columns, rows = batch.columns, batch.rows
-        counts, hashes = np.diff(columns.key_start[: rows + 1]), columns.key_hash[: batch.keys]
-        is_skipped = (self._skip_mask >> (columns.sys_flag[:rows] & 0xC) & 1).astype(np.bool_)
-        return np.where(is_skipped, 0, counts), hashes[~np.repeat(is_skipped, counts)]
+def _columns_of(run: Run, batch: DispatchBatch, config: Config, table: int) -> dict[str, dict[str, pa.Array]]:
+    # Of each file, what a batch of messages adds to it; counts the batch in the run.
+    rows, columns = batch.rows, batch.columns
+    counts, hashes = np.diff(columns.key_start[: rows + 1]), columns.key_hash[: batch.keys]
+    # Messages that the flavour leaves out have no entries.
+    is_skipped = (FLAVOURS[config.index.flavour].skip_mask >> (columns.sys_flag[:rows] & 0xC) & 1).astype(np.bool_)
+    counts, hashes = np.where(is_skipped, 0, counts), hashes[~np.repeat(is_skipped, counts)]
+    if run.first_offset is None:
+        run.first_offset = batch.begin_offset
+    found = stand_of(columns.store_timestamp[:rows], columns.phy_offset[:rows])
+    run.stand = run.stand.after(batch.begin_offset, found)
+    run.last_timestamp = batch.last_store_timestamp
+    run.store_timestamp = batch.last_store_timestamp or run.store_timestamp
+    run.phy_offset = run.batch_end = batch.end_offset
+    run.messages += rows
+    run.entries += len(hashes)
+    run.ends_with_entry = bool(counts[-1])
+    run.chunks.append((batch.end_offset, len(hashes), table))
+    starts = numbers(np.append(0, np.cumsum(counts)).astype(np.int32))
+    used = {name: one[:rows] for name, one in columns._asdict().items() if len(one) >= rows}
+    # The size is read where an output other than the key index asks for it.
+    log = {name: numbers(used[name]) for name in _LOG if name in used}
+    files = {"log": log | {"key_hash": pa.ListArray.from_arrays(starts, numbers(hashes))}}
+    if "queue_id" in used:
+        used["group"] = _groups_of(batch)
+        order = np.argsort(used["group"], kind="stable")
+        files["queues"] = {name: numbers(used[name][order]) for name in ("group", *_QUEUES)}
+    return files
 
 
 def _groups_of(batch: DispatchBatch) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
 """Stage two of a rebuild: tasks that build index files and the other outputs from the runs, and how they are committed.
 
-A task builds an index file, some of the queues, or the sparse indexes of some segments. Tasks use the daemon's own
+A task builds an index file, some of the queues, or the sparse indexes. Tasks use the daemon's own
 builders, so their files are those of one process.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
-from indexd.consumequeue.format import QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import IndexdError
 from indexd.flush.pipeline import sync_dirs, sync_files
@@ -25,15 +24,11 @@ from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexH
 from indexd.index.kernel import BUFFER_FULL, FILE_FULL
 from indexd.output import Output
 from indexd.spark.rebuild.runs import GROUPS, Run, batches_of, entry_of, index_batches
-from indexd.sparse.format import SparseMark
-from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 from indexd.storage.names import next_index_name
 
 # What an index file is called by the task that builds it.
 _NAME = "index"
-# Fewer messages than this are not worth a task of their own.
-_MESSAGES_PER_TASK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,72 +51,54 @@ class IndexTask:
     A full file has N-1 entries, so file k holds the entries from k * (N-1) on, whatever messages they are of: one whose
     keys straddle two files goes on in the second. The only thing that a file takes from the one before it is where that
     ended, which its last entry says. A further file is begun by the next message, even if that has no entries: so the
-    last one may be empty.
-
-    ``first_run``, ``last_run``: the runs that hold them, ``run_first`` being the number of the first run's first entry.
-    ``previous``: (run, entry of it) with which the file before this one ends. ``is_full``: another one follows.
+    last one may be empty. ``is_full``: another one follows.
     """
 
     directory: Path
-    layout: IndexLayout
-    flavour: str
+    config: Config
     first: int
     entries: int
-    first_run: int
-    last_run: int
-    run_first: int
-    previous: tuple[int, int] | None
     is_full: bool
 
     @staticmethod
     def plan(runs: Sequence[Run], config: Config, directory: Path) -> list[IndexTask]:
         """A task a file, each below its own name in ``directory``; ``runs`` in log order."""
-        if not any(run.messages for run in runs):
+        used = [run for run in runs if run.messages]
+        if not used:
             return []
-        layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
-        room = layout.index_num - 1
-        begins = [0, *accumulate(run.entries for run in runs)]
-        entries = begins[-1]
+        room, entries = config.index.index_num - 1, sum(run.entries for run in runs)
         files = max(-(-entries // room), 1)
-        if entries == files * room and not _ends_with_entry(runs):
+        if entries == files * room and not used[-1].ends_with_entry:
             files += 1
-        tasks = []
-        for number in range(files):
-            first, last = number * room, min((number + 1) * room, entries)
-            # The run of an entry; where several begin with the same number, all but the last of them are empty.
-            first_run = bisect_right(begins, first) - 1
-            before = bisect_right(begins, first - 1) - 1
-            tasks.append(
-                IndexTask(
-                    directory=directory / f"index-{number:06d}",
-                    layout=layout,
-                    flavour=config.index.flavour,
-                    first=first,
-                    entries=last - first,
-                    first_run=first_run,
-                    last_run=bisect_right(begins, last - 1) if last > first else first_run,
-                    run_first=begins[first_run],
-                    previous=(before, first - 1 - begins[before]) if number else None,
-                    is_full=number < files - 1,
-                )
+        return [
+            IndexTask(
+                directory / f"index-{number:06d}",
+                config,
+                first=number * room,
+                entries=min(room, entries - number * room),
+                is_full=number < files - 1,
             )
-        return tasks
+            for number in range(files)
+        ]
 
     def work(self, runs: Sequence[Run]) -> Built:
         """Build a file from ``runs``, all of them in log order, durably. Raises DiskError."""
-        disk, previous, run_first = Disk(), None, self.run_first
+        disk, previous, flavour = Disk(), None, FLAVOURS[self.config.index.flavour]
         disk.make_dir(self.directory)
-        if self.previous is not None:
-            phy_offset, store_timestamp = entry_of(runs[self.previous[0]], self.previous[1])
+        begins = [0, *accumulate(run.entries for run in runs)]
+        if self.first:
+            # The run of an entry; where several begin with the same number, all but the last of them are empty.
+            before = bisect_right(begins, self.first - 1) - 1
+            phy_offset, store_timestamp = entry_of(runs[before], self.first - 1 - begins[before])
             previous = IndexHeader(end_timestamp=store_timestamp, end_phy_offset=phy_offset)
-        file = IndexFile.create(disk, self.directory / _NAME, self.layout, previous)
+        layout = IndexLayout(self.config.index.hash_slot_num, self.config.index.index_num)
+        file = IndexFile.create(disk, self.directory / _NAME, layout, previous)
         try:
-            for run in runs[self.first_run : self.last_run]:
-                first, last = self.first - run_first, self.first + self.entries - run_first
-                for batch, row, key in index_batches(run, max(first, 0), last):
-                    if _put_batch(file, FLAVOURS[self.flavour], batch, row, key):
+            for run, begin in zip(runs, begins, strict=False):
+                first = self.first - begin
+                for batch, row, key in index_batches(run, max(first, 0), first + self.entries):
+                    if _put_batch(file, flavour, batch, row, key):
                         break
-                run_first += run.entries
             if file.header.entries != self.entries:
                 raise IndexdError(f"{file.path} has {file.header.entries} entries, not {self.entries}")
             if self.is_full:
@@ -146,8 +123,8 @@ def commit_index(tasks: Sequence[IndexTask], built: Sequence[Built], directory: 
         name = next_index_name(time.time(), marks[-1].name if marks else None)
         disk.rename(done.directory / _NAME, directory / name)
         with disk.open_read(directory / name) as file:
-            stamp = file.stamp()
-            if stamp.size != task.layout.file_size or file.pread(HEADER_SIZE, 0) != done.mark.pack():
+            stamp, layout = file.stamp(), IndexLayout(task.config.index.hash_slot_num, task.config.index.index_num)
+            if stamp.size != layout.file_size or file.pread(HEADER_SIZE, 0) != done.mark.pack():
                 raise IndexdError(f"{directory / name} does not hold what was written as {done.directory / _NAME}")
         marks.append(FileMark(name, done.mark, task.is_full, stamp.mtime_ns))
     disk.sync_dir(directory)
@@ -165,46 +142,24 @@ def _put_batch(file: IndexFile, flavour: Flavour, batch: DispatchBatch, row: int
     return False
 
 
-def _ends_with_entry(runs: Sequence[Run]) -> bool:
-    return next(run.ends_with_entry for run in reversed(runs) if run.messages)
-
-
 @dataclass(frozen=True, slots=True)
 class OutputTask:
-    """A part of an output other than the key index, or all of it, below ``directory``; from ``runs``, by their numbers.
-
-    Queues are divided by ``groups``: a task reads what its queues need. Sparse indexes are divided between segments:
-    nothing is carried from one to the next, but that the next one's first message seals it. So a part that is not
-    ``is_last`` is sealed at its end.
-    """
+    """An output other than the key index, or its queues of these ``groups``, below ``directory``."""
 
     directory: Path
     kind: type[Output[Any]]
     config: Config
-    runs: range
     groups: range | None = None
-    is_last: bool = True
 
     @staticmethod
-    def plan(kind: type[Output[Any]], runs: Sequence[Run], config: Config, directory: Path) -> list[OutputTask]:
-        """Tasks for all of it, each below its own name in ``directory``; ``runs`` in log order."""
-        groups, bounds = [0, GROUPS], [0, len(runs)]
-        if kind is ConsumeQueueStore:
-            count = min(sum(run.messages for run in runs) // _MESSAGES_PER_TASK + 1, GROUPS)
-            groups = [GROUPS * number // count for number in range(count + 1)]
-        elif kind is SparseService:
-            bounds[1:1] = _segment_bounds(runs, config.store.segment_size)
+    def plan(kind: type[Output[Any]], config: Config, directory: Path, parts: int) -> list[OutputTask]:
+        """Tasks for all of it, each below its own name in ``directory``: of queues so many ``parts``, 64 at most."""
+        if kind is not ConsumeQueueStore:
+            return [OutputTask(directory / kind.name, kind, config)]
+        bounds = sorted({GROUPS * number // parts for number in range(parts + 1)})
         return [
-            OutputTask(
-                directory / f"{kind.name}-{first:06d}-{group:02d}",
-                kind,
-                config,
-                range(first, end),
-                range(group, group_end) if kind is ConsumeQueueStore else None,
-                is_last=end == len(runs),
-            )
+            OutputTask(directory / f"{kind.name}-{first:02d}-{end:02d}", kind, config, range(first, end))
             for first, end in pairwise(bounds)
-            for group, group_end in pairwise(groups)
         ]
 
     def work(self, runs: Sequence[Run]) -> Built:
@@ -213,11 +168,9 @@ class OutputTask:
         disk.make_dir(self.directory)
         output = self.kind.of(self.config, disk, self.directory)
         try:
-            for number in self.runs:
-                for batch in batches_of(runs[number], groups=self.groups):
+            for run in runs:
+                for batch in batches_of(run, groups=self.groups):
                     output.build(batch)
-            if isinstance(output, SparseService) and not self.is_last:
-                output.seal()
             mark = output.mark()
             sync_files(disk, mark.unsynced)
             sync_dirs(disk, mark.directories)
@@ -225,19 +178,6 @@ class OutputTask:
             output.close()
         begins = output.begins if isinstance(output, ConsumeQueueStore) else ()
         return Built(self.directory, mark.held, output.figures(), begins)
-
-
-def _segment_bounds(runs: Sequence[Run], segment_size: int) -> list[int]:
-    # Where parts begin, but the first: with a segment, and there are messages in each.
-    bounds, messages, left = [], 0, sum(run.messages for run in runs)
-    for number, run in enumerate(runs):
-        begins_segment = number and run.split.begin // segment_size > runs[number - 1].split.begin // segment_size
-        if begins_segment and messages >= _MESSAGES_PER_TASK and left:
-            bounds.append(number)
-            messages = 0
-        messages += run.messages
-        left -= run.messages
-    return bounds
 
 
 def commit_output(built: Sequence[Built], directory: Path) -> Any:
@@ -253,13 +193,11 @@ def commit_output(built: Sequence[Built], directory: Path) -> Any:
             else:
                 disk.rename(path, target)
     sync_dirs(disk, [directory, *(path for path in directory.rglob("*") if path.is_dir())])
-    marks = [one.mark for one in built]
-    if isinstance(marks[0], QueuesMark):
+    mark = built[0].mark
+    if len(built) > 1:
         queues = sorted(pair for one in built for pair in zip(one.begins, one.mark.queues, strict=True))
-        return marks[0]._replace(queues=tuple(mark for _, mark in queues))
-    if isinstance(marks[0], SparseMark):
-        return marks[-1]._replace(segments=tuple(segment for mark in marks for segment in mark.segments))
-    return marks[0]
+        mark = mark._replace(queues=tuple(queue for _, queue in queues))
+    return mark
 
 
 Task = IndexTask | OutputTask

@@ -5,5 +5,5 @@
 ``options``       what ``option(...)`` may say
 ``log_end``       where the log ends now, and whether it is still the same log
 ``rows``          the messages of a split as Arrow record batches
-``rows_kernel``   where the parts of messages stand in frames, and copies of many parts; compiled
+``rows_kernel``   where the parts of messages stand in frames; compiled
 """

@@ -30,7 +30,7 @@ Names and types of a version stay; a column that is added comes last and makes n
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -106,14 +106,19 @@ def parse_columns(text: str | None) -> tuple[str, ...]:
         elif name.lower() in known:
             names = (known[name.lower()],)
         else:
-            near = difflib.get_close_matches(name[:64].lower(), list(known), n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(ALL_COLUMNS)}"
+            hint = nearest(name.lower(), known, f"there are {', '.join(ALL_COLUMNS)}")
             raise UsageError(f"there is no column {name[:64]!r}", hint)
         twice = [name for name in names if name in found]
         if twice:
             raise UsageError(f"the column {twice[0]} is given twice", "name each column once")
         found += names
     return tuple(found)
+
+
+def nearest(word: str, known: Mapping[str, str], otherwise: str) -> str:
+    """The hint for a word that is none of these names."""
+    near = difflib.get_close_matches(word[:64], known, n=1)
+    return f"did you mean {known[near[0]]}?" if near else otherwise
 
 
 def numbers(values: NDArray[Any]) -> pa.Array:

@@ -27,11 +27,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UsageError
-from indexd.spark.source.columns import ALL_COLUMNS, parse_columns, spark_schema
-from indexd.spark.source.log_end import LogEnd, Position, machine_slots
-from indexd.spark.source.options import FORMAT, SourceOptions, begin_of_time, check_names, explained, parse_options
+from indexd.spark.source.columns import parse_columns, spark_schema
+from indexd.spark.source.log_end import LogEnd, Position
+from indexd.spark.source.options import FORMAT, SourceOptions, parse_options, sorted_out
 from indexd.spark.splits import Split, plan_splits
-from indexd.storage.disk import Disk
 from indexd.storage.remote import disk_for
 
 
@@ -45,103 +44,78 @@ class CommitLogSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that the options ask for; nothing of the log is looked at."""
-        with explained():
-            check_names(self.options)
-            return spark_schema(parse_columns(self.options.get("columns")))
+        sorted_out(self.options)
+        return spark_schema(parse_columns(self.options.get("columns")))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For one DataFrame."""
-        with explained():
-            return CommitLogReader(self.options, schema)
+        return CommitLogReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For one streaming query."""
-        with explained():
-            return CommitLogStreamReader(self.options, schema)
+        return CommitLogStreamReader(self.options, schema)
 
 
-class CommitLogReader(DataSourceReader):
-    """Pickled to the workers as it is: options and a schema, nothing open."""
+class _Rows:
+    """Pickled to the workers as it is: options and a schema, nothing open. A user's own schema casts the columns."""
+
+    is_stream = False
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._options = parse_options(options, is_stream=False)
-        self._columns = _columns_of(schema)
+        self._options = parse_options(options, is_stream=self.is_stream)
+        self._columns = parse_columns(",".join(schema.names))
         self._schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """One a split, planned by the driver."""
-        with explained():
-            return [InputPartition(split) for split in plan(disk_for(self._options.config), self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a split; of none at all where Spark makes a partition of an empty list."""
         return _read(self._options, self._columns, self._schema, partition.value)
 
 
-def plan(disk: Disk, options: SourceOptions) -> list[Split]:
-    """The splits of what the options ask for; the last one ends where the log does now."""
-    begin, end = max(options.start_offset or 0, _time_begin(options, disk) or 0), options.end_offset
-    if end is not None and begin >= end:
-        return []
-    size, slots = options.split_size, machine_slots()
-    splits = plan_splits(disk, options.config, size=size, slots=slots, begin=begin, end=end)
-    return LogEnd(disk, options.config).trimmed(splits)
+class CommitLogReader(_Rows, DataSourceReader):
+    """For one DataFrame."""
 
-
-def _time_begin(options: SourceOptions, disk: Disk) -> int | None:
-    if options.start_time is None or not options.has_data:
-        return None
-    return begin_of_time(disk, options.config, options.start_time)
-
-
-def _columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that may be the user's own; what is read is cast to its types."""
-    known = {name.lower(): name for name in ALL_COLUMNS}
-    unknown = [name for name in schema.names if name.lower() not in known]
-    if unknown:
-        raise UsageError(f"there is no column {unknown[0][:64]!r}", f"there are {', '.join(ALL_COLUMNS)}")
-    return tuple(known[name.lower()] for name in schema.names)
+    def partitions(self) -> Sequence[InputPartition]:
+        """One a split, planned by the driver; the last one ends where the log does now."""
+        options, disk = self._options, disk_for(self._options.config)
+        begin, end = max(options.start_offset or 0, options.time_begin(disk) or 0), options.end_offset
+        if end is not None and begin >= end:
+            return []
+        splits = plan_splits(disk, options.config, size=options.split_size, begin=begin, end=end)
+        return [InputPartition(split) for split in LogEnd(disk, options.config).trimmed(splits)]
 
 
 def _read(
     options: SourceOptions, columns: tuple[str, ...], schema: StructType, split: Split | None
 ) -> Iterator[pa.RecordBatch]:
     # In a worker: all rows of a split, in the schema that was asked for, or an error.
-    from indexd.spark.source.rows import Keep, RowReader, check_end  # noqa: PLC0415 - numba: planning does without
+    from indexd.spark.source.rows import Keep, read_rows  # noqa: PLC0415 - numba: planning does without
     from indexd.spark.tasks import quiet_gc  # noqa: PLC0415 - the same
 
     if split is None:
         return
-    with explained():
-        keep = Keep(options.topics, options.start_time, options.end_time)
-        reader = RowReader(disk_for(options.config), options.config, split, columns, keep)
-        wanted = to_arrow_schema(schema, timezone="UTC")
-        for batch in reader:
-            cast = [column.cast(field.type) for column, field in zip(batch.columns, wanted, strict=True)]
-            yield pa.RecordBatch.from_arrays(cast, schema=wanted)
-            quiet_gc()  # behind the first batch: by now the kernels are loaded, too
-        check_end(split, reader.split_reader.next_offset)
+    keep = Keep(options.topics, options.start_time, options.end_time)
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    for batch in read_rows(options.config, columns, keep, split):
+        cast = [column.cast(field.type) for column, field in zip(batch.columns, wanted, strict=True)]
+        yield pa.RecordBatch.from_arrays(cast, schema=wanted)
+        quiet_gc()  # behind the first batch: by now the kernels are loaded, too
 
 
-class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class CommitLogStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """In the driver's planner process, for as long as the query runs; pickled to the workers before it is used."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._options = parse_options(options, is_stream=True)
-        self._columns = _columns_of(schema)
-        self._schema = schema
-        self._log_end: LogEnd | None = None
-        #: Where availableNow ends.
-        self._until: int | None = None
+    is_stream = True
+    _log_end: LogEnd | None = None
+    #: Where availableNow ends.
+    _until: int | None = None
 
     def initialOffset(self) -> Position:  # noqa: N802 - Spark's name
         """Where a new query begins: ``startingOffset``, or later where ``startTime`` allows it."""
-        with explained():
-            log_end, where = self._refreshed(), self._options.starting_offset
-            if where == "latest":
-                return log_end.position(log_end.from_here(log_end.first))
-            first = self._first_message(log_end, where) if isinstance(where, int) else log_end.first
-            return {"offset": max(first, _time_begin(self._options, disk_for(self._options.config)) or 0)}
+        log_end, where = self._refreshed(), self._options.starting_offset
+        if where == "latest":
+            return log_end.position(log_end.from_here(log_end.first))
+        first = self._first_message(log_end, where) if isinstance(where, int) else log_end.first
+        return {"offset": max(first, self._options.time_begin(disk_for(self._options.config)) or 0)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """``maxBytesPerTrigger``."""
@@ -150,22 +124,21 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802 - Spark's name
         """The end of the next batch; ``start`` itself when there is nothing new."""
-        with explained():
-            log_end = self._checked(start)
-            begin, end = self._not_expired(log_end, start["offset"]), self._until
-            if end is not None and begin >= end:
-                return start
-            if isinstance(limit, ReadMaxBytes):
-                end = begin + limit.max_bytes if end is None else min(end, begin + limit.max_bytes)
-            found = log_end.from_here(begin, end)
-            if found.offset > begin:
-                return log_end.position(found)
-            if found.corrupt is not None:
-                raise CorruptDataError(
-                    f"the log is corrupt at offset {found.offset}: {found.corrupt.reason}",
-                    "give the option corrupt=skip to go on at the next frame that proves itself",
-                )
-            return start if begin == start["offset"] else {"offset": begin}
+        log_end = self._checked(start)
+        begin, end = self._not_expired(log_end, start["offset"]), self._until
+        if end is not None and begin >= end:
+            return start
+        if isinstance(limit, ReadMaxBytes):
+            end = begin + limit.max_bytes if end is None else min(end, begin + limit.max_bytes)
+        found = log_end.from_here(begin, end)
+        if found.offset > begin:
+            return log_end.position(found)
+        if found.corrupt is not None:
+            raise CorruptDataError(
+                f"the log is corrupt at offset {found.offset}: {found.corrupt.reason}",
+                "give the option corrupt=skip to go on at the next frame that proves itself",
+            )
+        return start if begin == start["offset"] else {"offset": begin}
 
     def reportLatestOffset(self) -> Position | None:  # noqa: N802 - Spark's name
         """Where the log ends by now: less the end of the last batch, it is how far the query lags behind, in bytes.
@@ -180,21 +153,15 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """The query ends where the log ends now."""
-        with explained():
-            log_end = self._refreshed()
-            self._until = log_end.from_here(log_end.first).offset
+        log_end = self._refreshed()
+        self._until = log_end.from_here(log_end.first).offset
 
     def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
         """The splits of a batch: the same messages each time it is asked for."""
-        with explained():
-            log_end = self._checked(start)
-            log_end.check_same(end)
-            begin = self._not_expired(log_end, start["offset"])
-            return [InputPartition(split) for split in log_end.plan(begin, end["offset"], self._options.split_size)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a split."""
-        return _read(self._options, self._columns, self._schema, partition.value)
+        log_end = self._checked(start)
+        log_end.check_same(end)
+        begin = self._not_expired(log_end, start["offset"])
+        return [InputPartition(split) for split in log_end.plan(begin, end["offset"], self._options.split_size)]
 
     def _refreshed(self) -> LogEnd:
         if self._log_end is None:
@@ -210,9 +177,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _first_message(self, log_end: LogEnd, where: int) -> int:
         # The first message at or behind ``where``.
         first = self._not_expired(log_end, where)
-        if first != where:
-            return first
-        splits = plan_splits(disk_for(self._options.config), self._options.config, begin=where)
+        splits = plan_splits(disk_for(self._options.config), self._options.config, begin=first)
         if splits:
             return splits[0].begin
         end = log_end.from_here(log_end.first).offset

@@ -6,7 +6,6 @@ frame counts by the same rules. Closed segments are not read: the next one begin
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -142,7 +141,7 @@ class LogEnd:
         """
         if begin >= end:
             return []
-        splits = plan_splits(self._disk, self._config, size=size, slots=machine_slots(), begin=begin, end=end)
+        splits = plan_splits(self._disk, self._config, size=size, begin=begin, end=end)
         if not splits or splits[0].begin >= end:
             return [Split(begin, end)]
         if splits[0].begin > begin:
@@ -176,11 +175,6 @@ class LogEnd:
         with MissingOk(), self._disk.open_read(segment.path) as file:
             return any(file.pread(BLANK_SIZE, 0))
         return False  # expired just now, or not made yet
-
-
-def machine_slots() -> int:
-    """How many tasks at once to plan for: right for local masters; elsewhere splitSize says it better."""
-    return len(os.sched_getaffinity(0))
 
 
 def _rows_until(batch: DispatchBatch, end: int, *, is_first: bool) -> int:

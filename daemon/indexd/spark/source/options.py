@@ -1,4 +1,4 @@
-"""Reads the options of the data source ``rocketmq_commitlog``, and lets errors through with their hints.
+"""Reads the options of the data source ``rocketmq_commitlog``.
 
 Names in any case, with or without ``_``. The source's own:
 
@@ -24,9 +24,8 @@ Every key of indexd's configuration is one too: ``segmentSize`` (taken from the 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,10 +33,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic.alias_generators import to_camel
 
 from indexd.config import KEYS, Config, load, parse_size
-from indexd.errors import IndexdError, MissingOk, UsageError
+from indexd.errors import MissingOk, UsageError
 from indexd.query.by_queue_and_time import scan_start
 from indexd.query.source import open_index
-from indexd.spark.source.columns import DEFAULT_COLUMNS, parse_columns
+from indexd.spark.source.columns import DEFAULT_COLUMNS, nearest, parse_columns
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_base
 from indexd.storage.remote import disk_for
@@ -46,12 +45,12 @@ FORMAT = "rocketmq_commitlog"
 _DEFAULT = "default"
 
 
-def _word(text: str) -> str:
-    return text.strip().lower()
-
-
 def _topics(text: str) -> frozenset[str]:
     return frozenset(word.strip() for word in text.split(","))
+
+
+def _word(text: str) -> str:
+    return text.strip().lower()
 
 
 Policy = Literal["fail", "skip"]
@@ -86,10 +85,11 @@ class SourceOptions(BaseModel):
         """The configuration, with what the options say of it."""
         return self._config
 
-    @property
-    def has_data(self) -> bool:
-        """Somebody said where a data directory of indexd is."""
-        return not self.config.provenance.get("data", _DEFAULT).startswith(_DEFAULT)
+    def time_begin(self, disk: Disk) -> int | None:
+        """Where ``start_time`` begins, as far as a data directory that somebody named says so."""
+        if self.start_time is None or self.config.provenance.get("data", _DEFAULT).startswith(_DEFAULT):
+            return None
+        return begin_of_time(disk, self.config, self.start_time)
 
 
 _BATCH_ONLY = ("startOffset", "endOffset")
@@ -98,13 +98,10 @@ _OWN = [field.alias or "" for field in SourceOptions.model_fields.values()]
 _NAMES = {name.lower(): name for name in _OWN}
 _KEYS = {key.replace("_", ""): key for key in KEYS}
 
-OPTIONS_HINT = f"there are {', '.join(_OWN)}, and every key of indexd's configuration"
-"""What to say where the command line would name its help."""
-
 
 def parse_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
     """Raises UsageError for what is wrong or unknown, and what reading a configuration does."""
-    texts, keys = _sorted_out(options)
+    texts, keys = sorted_out(options)
     for name in _BATCH_ONLY if is_stream else _STREAM_ONLY:
         if name in texts:
             hint = "use startingOffset, startTime and endTime" if is_stream else "use startOffset and endOffset"
@@ -126,11 +123,6 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptio
     return own
 
 
-def check_names(options: Mapping[str, str]) -> None:
-    """UsageError for an option that there is not."""
-    _sorted_out(options)
-
-
 def with_known_segment_size(config: Config) -> Config:
     """The configuration with the size that the log's files have, where nobody gave another."""
     if config.provenance.get("segment_size", _DEFAULT) != _DEFAULT:
@@ -150,8 +142,7 @@ def begin_of_time(disk: Disk, config: Config, start_time: int) -> int | None:
 
     A message begins there, or a segment; None where they do not tell. Raises what opening a data directory does.
     """
-    index = open_index(disk, config)
-    try:
+    with closing(open_index(disk, config)) as index:
         look = index.look()
         coverage = look.queue_coverage
         if coverage.starts_late or look.frontier.sparse is None:
@@ -160,12 +151,10 @@ def begin_of_time(disk: Disk, config: Config, start_time: int) -> int | None:
         found = scan_start(index, look, start_time, begin)
         # What was left out when it was built may be read now.
         return min([found, *(gap.begin for gap in coverage.uncovered if gap.end > begin)])
-    finally:
-        index.close()
 
 
-def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str | None]]:
-    # The source's own options, and keys of the configuration.
+def sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str | None]]:
+    """The source's own options, and keys of the configuration; UsageError for what is neither."""
     own: dict[str, str] = {}
     keys: dict[str, str | None] = {}
     for option, text in options.items():
@@ -181,18 +170,7 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
                 "load each and union them; the directories of one store's log are the option commitLogPaths",
             )
         else:
-            near = difflib.get_close_matches(name[:64], [*_NAMES, *_KEYS], n=1)
-            hint = f"did you mean {_NAMES.get(near[0]) or _KEYS[near[0]]}?" if near else OPTIONS_HINT
+            otherwise = f"there are {', '.join(_OWN)}, and every key of indexd's configuration"
+            hint = nearest(name, _KEYS | _NAMES, otherwise)
             raise UsageError(f"there is no option {option[:64]!r} of {FORMAT}", hint)
     return own, keys
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Lets an IndexdError through with its hint as a note: of what a data source raises, Spark shows the traceback."""
-    try:
-        yield
-    except IndexdError as error:
-        if error.hint and error.hint not in getattr(error, "__notes__", ()):
-            error.add_note(error.hint)
-        raise

@@ -2,15 +2,15 @@
 
 Which message stands where comes from the reader's own DispatchBatch, and with it every column it has. Only when others
 are asked for are the frames looked at once more, and only the rows that are kept: kernels find where their parts stand,
-and copy them.
+and Arrow copies them.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,13 @@ from indexd.spark.source import rows_kernel as kernel
 from indexd.spark.source.columns import DEFAULT_COLUMNS, KEYS_TYPE, PROPERTIES_TYPE, arrow_schema, numbers, texts
 from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk
+from indexd.storage.remote import disk_for
 
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 
-# Columns whose arrays a batch already has.
-_OF_BATCH = {
+#: Columns whose arrays a batch already has.
+OF_BATCH = {
     "phyOffset": "phy_offset",
     "size": "size",
     "queueId": "queue_id",
@@ -41,7 +42,7 @@ _OF_BATCH = {
     "sysFlag": "sys_flag",
     "tagsCode": "tags_code",
 }
-_WITHOUT_FRAMES = frozenset({*_OF_BATCH, "topic", "transactionType"})
+_WITHOUT_FRAMES = frozenset({*OF_BATCH, "topic", "transactionType"})
 _TRANSACTION_TYPES = texts(["none", "prepared", "commit", "rollback"])
 _PAIR_TYPE = pa.struct([PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field])
 # A byte as two hexadecimal digits.
@@ -118,7 +119,7 @@ class RowReader:
             return values
 
         wanted = self.schema.names
-        arrays = {name: numbers(column(field)) for name, field in _OF_BATCH.items() if name in wanted}
+        arrays = {name: numbers(column(field)) for name, field in OF_BATCH.items() if name in wanted}
         if "topic" in wanted:
             arrays["topic"] = self._topics.take(numbers(column("topic_id")))
         if "transactionType" in wanted:
@@ -131,12 +132,14 @@ class RowReader:
         return pa.RecordBatch.from_arrays([arrays[name] for name in wanted], schema=self.schema)
 
 
-def check_end(split: Split, next_offset: int) -> None:
-    """DisturbedError unless a split has been read to its end: the rows may be others than the log's by now."""
-    if next_offset != split.end:
+def read_rows(config: Config, columns: Sequence[str], keep: Keep, split: Split) -> Iterator[pa.RecordBatch]:
+    """All rows of a split. DisturbedError if it has not been read to its end: the rows may be others by now."""
+    reader = RowReader(disk_for(config), config, split, columns, keep)
+    yield from reader
+    if (end := reader.split_reader.next_offset) != split.end:
         raise DisturbedError(
             f"the log has changed since it was split: messages from {split.begin} on"
-            f" were to end at {split.end}, and end at {next_offset}",
+            f" were to end at {split.end}, and end at {end}",
             "read it again; a log that is cut or expires while it is read gives no rows",
         )
 
@@ -160,28 +163,20 @@ class Frames:
 
     def column(self, name: str) -> pa.Array:
         """The column of that name, in the type that the schema says."""
-        match name:
-            case "bornTimestamp":
-                return self._numbers(self._born - 8, ">i8")
-            case "reconsumeTimes":
-                return self._numbers(self._stored_ends, ">i4")
-            case "preparedTransactionOffset":
-                return self._numbers(self._stored_ends + 4, ">i8")
-            case "bornHost":
-                return self._hosts(self._born, self._born_ends)
-            case "storeHost":
-                return self._hosts(self._stored, self._stored_ends)
-            case "msgId":
-                return self._message_ids()
-            case "body":
-                return _parts(self._data, self._bodies, self._body_ends, pa.binary())
-            case "uniqKey":
-                return self._property(b"UNIQ_KEY")
-            case "tags":
-                return self._property(b"TAGS")
-            case "keys":
-                return self._keys()
-        return self._all_properties()
+        made: dict[str, Callable[[], pa.Array]] = {
+            "bornTimestamp": partial(self._numbers, self._born - 8, ">i8"),
+            "reconsumeTimes": partial(self._numbers, self._stored_ends, ">i4"),
+            "preparedTransactionOffset": partial(self._numbers, self._stored_ends + 4, ">i8"),
+            "bornHost": partial(self._hosts, self._born, self._born_ends),
+            "storeHost": partial(self._hosts, self._stored, self._stored_ends),
+            "msgId": self._message_ids,
+            "body": partial(_parts, self._data, self._bodies, self._body_ends),
+            "uniqKey": partial(self._property, "UNIQ_KEY"),
+            "tags": partial(self._property, "TAGS"),
+            "keys": self._keys,
+            "properties": self._all_properties,
+        }
+        return made[name]()
 
     def _numbers(self, places: Int64s, kind: str) -> pa.Array:
         # A view of the number that begins there, of every byte: nothing is copied but what is asked for.
@@ -189,13 +184,12 @@ class Frames:
         at_each_byte = np.ndarray((max(count, 0),), kind, self._data, strides=(1,))
         return numbers(at_each_byte[places].astype(kind[1:]))
 
-    def _hosts(self, starts: Int64s, ends: Int64s) -> pa.Array:
-        hosts = _parts(self._data, starts, ends, pa.binary()).dictionary_encode()
-        return texts([host_text(host) for host in hosts.dictionary.to_pylist()]).take(hosts.indices)
+    def _hosts(self, starts: Int64s, ends: Int64s, show: Callable[[bytes], str] | None = None) -> pa.Array:
+        hosts = _parts(self._data, starts, ends).dictionary_encode()
+        return texts([*map(show or host_text, hosts.dictionary.to_pylist())]).take(hosts.indices)
 
     def _message_ids(self) -> pa.Array:
-        hosts = _parts(self._data, self._stored, self._stored_ends, pa.binary()).dictionary_encode()
-        first = texts([host.hex().upper() for host in hosts.dictionary.to_pylist()]).take(hosts.indices)
+        first = self._hosts(self._stored, self._stored_ends, lambda host: host.hex().upper())
         buffers = (
             np.arange(0, 16 * len(first) + 1, 16, dtype=np.int32),
             _HEX[self._offsets.astype(">i8").view(np.uint8)],
@@ -204,74 +198,65 @@ class Frames:
         return pc.binary_join_element_wise(first, digits, "")
 
     @cached_property
-    def _pairs(self) -> tuple[NDArray[np.int32], Int64s, bool]:
-        # Where those of each row begin, where each of the properties that count stands, and whether a row has a name
-        # twice.
+    def _pairs(self) -> tuple[NDArray[np.int64], Int64s, pa.Array, pa.Array]:
+        # The properties that count: where those of each row begin; of each its row, name and value.
         room = int((self._ends - self._properties).sum()) // 4 + len(self._ends)
-        pairs, row_starts = np.empty((4, room), dtype=np.int64), np.empty(len(self._ends) + 1, dtype=np.int32)
-        repeats = kernel.locate_pairs(self._data, self._properties, self._ends, pairs, row_starts)
-        return row_starts, pairs, repeats
+        places, starts = np.empty((3, room), dtype=np.int64), np.empty(len(self._ends) + 1, dtype=np.int64)
+        kernel.locate_pairs(self._data, self._properties, self._ends, places, starts)
+        begins, middles, ends = places[:, : starts[-1]]
+        names, values = _texts(self._data, begins, middles), _texts(self._data, middles + 1, ends)
+        return starts, np.repeat(np.arange(len(self._ends)), np.diff(starts)), names, values
 
-    def _last(self, name: bytes) -> Int64s:
-        # Where the last value of that name begins and ends in each row; none is empty, so the same means none.
-        row_starts, pairs, _ = self._pairs
-        places = np.zeros((2, len(self._ends)), dtype=np.int64)
-        kernel.locate_last(self._data, np.frombuffer(name, dtype=np.uint8), pairs, row_starts, places)
-        return places
-
-    def _property(self, name: bytes) -> pa.Array:
-        starts, ends = self._last(name)
-        validity = pa.py_buffer(np.packbits(starts < ends, bitorder="little"))
-        buffers = _texts(self._data, starts, ends).buffers()
-        return pa.Array.from_buffers(pa.string(), len(starts), [validity, *buffers[1:]])
+    def _property(self, name: str) -> pa.Array:
+        # The last value of that name in each row, null without one.
+        _, rows, names, values = self._pairs
+        found = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+        last = np.full(len(self._ends), -1)
+        last[rows[found]] = found
+        validity = pa.py_buffer(np.packbits(last >= 0, bitorder="little"))
+        return values.take(pa.Array.from_buffers(pa.int64(), len(last), [validity, pa.py_buffer(last)]))
 
     def _keys(self) -> pa.Array:
-        starts, ends = self._last(b"KEYS")
-        places = np.empty((2, int((ends - starts).sum()) // 2 + len(starts)), dtype=np.int64)
-        row_starts = np.empty(len(starts) + 1, dtype=np.int32)
-        kernel.locate_pieces(self._data, starts, ends, places, row_starts)
-        return _nested(KEYS_TYPE, row_starts, _texts(self._data, *places[:, : row_starts[-1]]))
+        pieces = pc.split_pattern(self._property("KEYS").fill_null(""), " ")
+        kept = pc.greater(pc.binary_length(pieces.flatten()), 0)
+        rows = pc.list_parent_indices(pieces).filter(kept).to_numpy()
+        starts = np.searchsorted(rows, np.arange(len(self._ends) + 1))
+        return _nested(KEYS_TYPE, starts, pieces.flatten().filter(kept))
 
     def _all_properties(self) -> pa.Array:
-        row_starts, found, repeats = self._pairs
-        places = found[:, : row_starts[-1]]
-        names, values = _texts(self._data, *places[:2]), _texts(self._data, *places[2:])
-        if repeats:
+        starts, rows, names, values = self._pairs
+        codes = names.dictionary_encode().indices.to_numpy()
+        pairs = rows << 32 | codes
+        if len(firsts := np.unique(pairs, return_index=True)[1]) < len(pairs):
             # Of two of one name the last value, in the place of the first.
-            codes, rows = names.dictionary_encode().indices.to_numpy(), np.arange(len(row_starts) - 1)
-            pairs = np.repeat(rows, np.diff(row_starts)) << 32 | codes
-            _, firsts = np.unique(pairs, return_index=True)
-            _, lasts = np.unique(pairs[::-1], return_index=True)
+            lasts = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
             order = np.argsort(firsts)
-            row_starts = np.searchsorted(firsts[order], row_starts).astype(np.int32)
-            names, values = names.take(numbers(firsts[order])), values.take(numbers(len(pairs) - 1 - lasts[order]))
-        return _nested(
-            PROPERTIES_TYPE,
-            row_starts,
-            pa.Array.from_buffers(_PAIR_TYPE, len(names), [None], children=[names, values]),
-        )
+            starts = np.searchsorted(firsts[order], starts)
+            names, values = names.take(numbers(firsts[order])), values.take(numbers(lasts[order]))
+        pairs = pa.Array.from_buffers(_PAIR_TYPE, len(names), [None], children=[names, values])
+        return _nested(PROPERTIES_TYPE, starts, pairs)
 
 
-def _parts(data: Bytes, starts: Int64s, ends: Int64s, kind: pa.DataType) -> pa.Array:
-    # What stands between each start and end.
-    offsets = np.zeros(len(starts) + 1, dtype=np.int32)
-    np.cumsum(ends - starts, dtype=np.int32, out=offsets[1:])
-    # Arrow's own memory, which it uses again; fresh pages of the kernel's would have to be zeroed first.
-    found = pa.allocate_buffer(int(offsets[-1]) + kernel.SLACK)
-    kernel.gather(data, starts, ends, np.frombuffer(found, dtype=np.uint8))
-    return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(offsets), found.slice(0, int(offsets[-1]))])
+def _parts(data: Bytes, starts: Int64s, ends: Int64s) -> pa.Array:
+    # What stands between each start and end, copied; in order, one behind the other.
+    offsets = np.stack((starts, ends), axis=1).astype(np.int32)
+    every = pa.Array.from_buffers(
+        pa.binary(), max(offsets.size - 1, 0), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return every.take(numbers(np.arange(0, offsets.size, 2)))
 
 
 def _texts(data: Bytes, starts: Int64s, ends: Int64s) -> pa.Array:
-    found = _parts(data, starts, ends, pa.binary())
+    found = _parts(data, starts, ends)
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:  # one of them is no UTF-8
         return texts([decode_utf8(one) for one in found.to_pylist()])
 
 
-def _nested(kind: pa.DataType, begins: NDArray[np.int32], inner: pa.Array) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(begins) - 1, [None, pa.py_buffer(begins)], children=[inner])
+def _nested(kind: pa.DataType, begins: NDArray[Any], inner: pa.Array) -> pa.Array:
+    offsets = pa.py_buffer(begins.astype(np.int32))
+    return pa.Array.from_buffers(kind, len(begins) - 1, [None, offsets], children=[inner])
 
 
 def host_text(host: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Finds where the parts of messages stand in frames, and copies many parts one behind the other into Arrow's buffers.
+"""Finds where the parts of messages stand in frames.
 
 ``locate`` looks into frames that a decoder has accepted, read a second time: so it trusts none of them, and says when
 one is another now. Every position is uint64, as in ``commitlog.bytes_kernel``.
@@ -10,15 +10,11 @@ import numba
 import numpy as np
 
 from indexd.commitlog import format as frame
-from indexd.commitlog.bytes_kernel import find_byte, load_u8, load_u32, load_u64, load_word, same_bytes
+from indexd.commitlog.bytes_kernel import find_byte, load_u32, load_u64
 from indexd.commitlog.kernel import store_timestamp_at, walk
 
-#: What ``gather`` may write too much.
-SLACK = 8
-
-_0, _1, _2, _3, _4, _8 = (np.uint64(number) for number in (0, 1, 2, 3, 4, 8))
-_28, _36, _56, _63 = (np.uint64(number) for number in (28, 36, 56, 63))
-_HOST_V6, _SPACE = np.uint64(20), np.uint64(0x20)
+_0, _1, _2, _4, _8, _28, _36, _56 = (np.uint64(number) for number in (0, 1, 2, 4, 8, 28, 36, 56))
+_HOST_V6 = np.uint64(20)
 _MAGIC_V1, _MAGIC_V2 = np.uint64(frame.MAGIC_V1), np.uint64(frame.MAGIC_V2)
 _BORN_V6, _STORE_V6 = np.uint64(frame.FLAG_BORN_HOST_V6), np.uint64(frame.FLAG_STORE_HOST_V6)
 _FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
@@ -51,89 +47,20 @@ def locate(frames, base, phy_offsets, sizes, store_timestamps, places):  # type:
 
 
 @numba.njit(nogil=True, cache=True)
-def locate_pairs(frames, starts, ends, pairs, row_starts):  # type: ignore[no-untyped-def]
+def locate_pairs(frames, starts, ends, places, row_starts):  # type: ignore[no-untyped-def]
     """The properties that count (spec rocketmq-store 2.4) of rows, which stand in ``frames[starts[r]:ends[r]]``.
 
-    A column of ``pairs`` is where a name begins and ends, and its value does, int64; it has room for one in each four
-    bytes and one a row. Row r has those from ``row_starts[r]`` (int32) on. Returns whether a row has a name twice.
+    A column of ``places`` is where a name begins and ends, and where its value ends, int64; it has room for one in each
+    four bytes and one a row. Row r has those from ``row_starts[r]`` (int64) on.
     """
-    repeats = False
     found = row_starts[0] = 0
     for row in range(len(starts)):
-        seen = _0
         name, end = np.uint64(starts[row]), np.uint64(ends[row])
         while name < end:
             value_end = find_byte(frames, name, end, _2)
             name_end = find_byte(frames, name, value_end, _1)
             if name < name_end and name_end + _1 < value_end:
-                size = name_end - name
-                # A bit for what two names of one row rarely have in common.
-                bit = _1 << ((size + load_u8(frames, name) * _3) & _63)
-                if seen & bit != _0:
-                    repeats |= _is_named(frames, name, size, pairs, row_starts[row], found)
-                seen |= bit
-                pairs[0, found], pairs[1, found] = name, name_end
-                pairs[2, found], pairs[3, found] = name_end + _1, value_end
+                places[0, found], places[1, found], places[2, found] = name, name_end, value_end
                 found += 1
             name = value_end + _1
         row_starts[row + 1] = found
-    return repeats
-
-
-@numba.njit(nogil=True)
-def _is_named(frames, name, size, pairs, first, last):  # type: ignore[no-untyped-def]
-    # Whether one of the pairs [first, last) has the name frames[name:name + size].
-    for pair in range(first, last):
-        other = np.uint64(pairs[0, pair])
-        if np.uint64(pairs[1, pair]) - other == size and same_bytes(frames, name, frames, other, size):
-            return True
-    return False
-
-
-@numba.njit(nogil=True, cache=True)
-def locate_last(frames, name, pairs, row_starts, places):  # type: ignore[no-untyped-def]
-    """Where the value of the last of each row's ``pairs`` with that name (uint8) begins and ends, into ``places``."""
-    size = np.uint64(len(name))
-    for row in range(len(row_starts) - 1):
-        for pair in range(row_starts[row], row_starts[row + 1]):
-            begin = np.uint64(pairs[0, pair])
-            if np.uint64(pairs[1, pair]) - begin == size and same_bytes(frames, begin, name, _0, size):
-                places[0, row], places[1, row] = pairs[2, pair], pairs[3, pair]
-
-
-@numba.njit(nogil=True, cache=True)
-def locate_pieces(frames, starts, ends, places, row_starts):  # type: ignore[no-untyped-def]
-    """Where the pieces between spaces begin and end, empty ones left out; row r has those from ``row_starts[r]`` on."""
-    found = row_starts[0] = 0
-    for row in range(len(starts)):
-        piece, end = np.uint64(starts[row]), np.uint64(ends[row])
-        while piece < end:
-            piece_end = find_byte(frames, piece, end, _SPACE)
-            if piece < piece_end:
-                places[0, found], places[1, found] = piece, piece_end
-                found += 1
-            piece = piece_end + _1
-        row_starts[row + 1] = found
-
-
-@numba.njit(nogil=True, cache=True)
-def gather(frames, starts, ends, data):  # type: ignore[no-untyped-def]
-    """``frames[starts[i]:ends[i]]`` one behind the other into ``data`` (uint8), which has room for SLACK more."""
-    at, last = _0, np.uint64(len(frames))
-    for i in range(len(starts)):
-        start, end = np.uint64(starts[i]), np.uint64(ends[i])
-        if end + _8 <= last:
-            # Whole words; what is copied too much is overwritten next.
-            for k in range(_0, end - start, _8):
-                _store_word(data, at + k, load_word(frames, start + k))
-        else:
-            for k in range(_0, end - start):
-                data[at + k] = frames[start + k]
-        at += end - start
-
-
-@numba.njit(nogil=True, forceinline=True)
-def _store_word(data, i, word):  # type: ignore[no-untyped-def]
-    # Eight bytes, the lowest first: one store once compiled.
-    for byte in range(_0, _8):
-        data[i + byte] = np.uint8(word >> (byte * _8) & np.uint64(0xFF))

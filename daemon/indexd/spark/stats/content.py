@@ -96,87 +96,71 @@ def largest(events: Iterable[Event]) -> list[Event]:
 
 def count_split(config: Config, selection: Selection, split: Split) -> Iterator[pa.RecordBatch]:
     """The count rows of one split; the last one, of kind SPLIT, says in JSON what was seen of it as a whole."""
-    reader = RowReader(disk_for(config), config, split, _COLUMNS)
-    counter = SplitCounter(selection, FLAVOURS[config.index.flavour])
+    reader, flavour = RowReader(disk_for(config), config, split, _COLUMNS), FLAVOURS[config.index.flavour]
+    # times: first, last, least, greatest store time and the first offset, once there is a message.
+    seen: dict[str, Any] = {"times": None, "entries": 0, "steps": 0, "silences": 0}
+    seen |= {"largestSteps": [], "largestSilences": []}
+    tables: list[pa.Table] = []
     for batch in reader:
-        counter.add(batch)
-        if counter.waiting > _WAITING_MAX:
-            yield from counter.drained()
-    yield from counter.drained()
+        # Index entries are counted of all messages.
+        measures, times = _measures(batch, flavour), batch["storeTimestamp"].to_numpy()
+        seen["entries"] += int(measures["entries"].sum())
+        wanted = (times >= selection.begin) & (times <= selection.end)
+        if selection.topics:
+            wanted &= pc.is_in(batch["topic"], pa.array(selection.topics)).to_numpy(zero_copy_only=False)
+        if not wanted.all():
+            batch, times = batch.filter(pa.array(wanted)), times[wanted]  # noqa: PLW2901 - the rest does not count
+            measures = {name: values[wanted] for name, values in measures.items()}
+        if len(times):
+            _tick(seen, times, batch["phyOffset"].to_numpy(), selection.silence)
+            tables += [*_text_rows(batch), *_figure_rows(batch, times, measures)]
+        if sum(table.num_rows for table in tables) > _WAITING_MAX:
+            yield from _added_up(tables, seen)
+            tables = []
+    if tables:
+        yield from _added_up(tables, seen)
     read = reader.split_reader
     unreadable_at = read.unreadable.offset if read.unreadable else None
     ended = {"next": read.next_offset, "unreadable": unreadable_at, "skipped": reader.skipped_bytes}
-    yield from _rows(SPLIT, 1, text=[json.dumps(counter.seen | ended)], at=[split.begin]).to_batches()
+    yield from _rows(SPLIT, 1, text=[json.dumps(seen | ended)], at=[split.begin]).to_batches()
 
 
-class SplitCounter:
-    """Counts the batches of a split, in log order. ``seen`` is what the driver has to know of the split as a whole."""
+def _measures(batch: pa.RecordBatch, flavour: Flavour) -> dict[str, NDArray[np.int64]]:
+    keys = pc.list_value_length(batch["keys"]).to_numpy().astype(np.int64)
+    uniq, tagged = (
+        pc.is_valid(batch[name]).to_numpy(zero_copy_only=False).astype(np.int64) for name in ("uniqKey", "tags")
+    )
+    entries = keys + uniq * flavour.uniq_key + tagged * flavour.tags
+    entries[np.isin(batch["sysFlag"].to_numpy() & 0xC, flavour.skipped_types)] = 0
+    without = (keys == 0).astype(np.int64)
+    size, body = batch["size"].to_numpy(), pc.binary_length(batch["body"]).to_numpy()
+    columns = (np.ones(len(keys)), size, body, keys, without, without * (1 - uniq), tagged, entries)
+    return {name: values.astype(np.int64) for name, values in zip(MEASURES, columns, strict=True)}
 
-    def __init__(self, selection: Selection, flavour: Flavour) -> None:
-        self._selection, self._flavour = selection, flavour
-        self._tables: list[pa.Table] = []
-        # times: first, last, least, greatest store time and the first offset, once there is a message.
-        self.seen: dict[str, Any] = {"times": None, "entries": 0, "steps": 0, "silences": 0}
-        self.seen |= {"largestSteps": [], "largestSilences": []}
 
-    @property
-    def waiting(self) -> int:
-        """How many rows have not been added up."""
-        return sum(table.num_rows for table in self._tables)
+def _tick(seen: dict[str, Any], times: NDArray[np.int64], phy_offsets: NDArray[np.int64], silence: int) -> None:
+    # The clock from one message to the next: steps back and silences.
+    first = int(times[0])
+    known = seen["times"] or [first, first, first, first, int(phy_offsets[0])]
+    before = np.concatenate([[known[1]], times[:-1]])
+    is_back = times < before
+    # Unsigned: two times may be further apart than int64 holds.
+    is_silent = ~is_back & (times.view(np.uint64) - before.view(np.uint64) > silence)
+    for count, events, mask in (("steps", "largestSteps", is_back), ("silences", "largestSilences", is_silent)):
+        found = zip(phy_offsets[mask].tolist(), before[mask].tolist(), times[mask].tolist(), strict=True)
+        seen[count] += int(mask.sum())
+        seen[events] = largest([*seen[events], *found])
+    least, greatest = min(known[2], int(times.min())), max(known[3], int(times.max()))
+    seen["times"] = [known[0], int(times[-1]), least, greatest, known[4]]
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Count the selected messages of a batch; index entries are counted of all."""
-        measures = self._measures(batch)
-        self.seen["entries"] += int(measures["entries"].sum())
-        times = batch["storeTimestamp"].to_numpy()
-        wanted = (times >= self._selection.begin) & (times <= self._selection.end)
-        if self._selection.topics:
-            wanted &= pc.is_in(batch["topic"], pa.array(self._selection.topics)).to_numpy(zero_copy_only=False)
-        if not wanted.all():
-            batch, times = batch.filter(pa.array(wanted)), times[wanted]
-            measures = {name: values[wanted] for name, values in measures.items()}
-        if len(times):
-            self._tick(times, batch["phyOffset"].to_numpy())
-            self._tables += [*_text_rows(batch), *_figure_rows(batch, times, measures)]
 
-    def _measures(self, batch: pa.RecordBatch) -> dict[str, NDArray[np.int64]]:
-        keys = pc.list_value_length(batch["keys"]).to_numpy().astype(np.int64)
-        uniq, tagged = (
-            pc.is_valid(batch[name]).to_numpy(zero_copy_only=False).astype(np.int64) for name in ("uniqKey", "tags")
-        )
-        entries = keys + uniq * self._flavour.uniq_key + tagged * self._flavour.tags
-        entries[np.isin(batch["sysFlag"].to_numpy() & 0xC, self._flavour.skipped_types)] = 0
-        without = (keys == 0).astype(np.int64)
-        size, body = batch["size"].to_numpy(), pc.binary_length(batch["body"]).to_numpy()
-        columns = (np.ones(len(keys)), size, body, keys, without, without * (1 - uniq), tagged, entries)
-        return {name: values.astype(np.int64) for name, values in zip(MEASURES, columns, strict=True)}
-
-    def _tick(self, times: NDArray[np.int64], phy_offsets: NDArray[np.int64]) -> None:
-        # The clock from one message to the next: steps back and silences.
-        seen, first = self.seen, int(times[0])
-        known = seen["times"] or [first, first, first, first, int(phy_offsets[0])]
-        before = np.concatenate([[known[1]], times[:-1]])
-        is_back = times < before
-        # Unsigned: two times may be further apart than int64 holds.
-        is_silent = ~is_back & (times.view(np.uint64) - before.view(np.uint64) > self._selection.silence)
-        for count, events, mask in (("steps", "largestSteps", is_back), ("silences", "largestSilences", is_silent)):
-            found = zip(phy_offsets[mask].tolist(), before[mask].tolist(), times[mask].tolist(), strict=True)
-            seen[count] += int(mask.sum())
-            seen[events] = largest([*seen[events], *found])
-        least, greatest = min(known[2], int(times.min())), max(known[3], int(times.max()))
-        seen["times"] = [known[0], int(times[-1]), least, greatest, known[4]]
-
-    def drained(self) -> list[pa.RecordBatch]:
-        """The rows that wait, added up."""
-        if not self._tables:
-            return []
-        rows, self._tables = pa.concat_tables(self._tables), []
-        step = min(step_for(self.seen["times"][3] - self.seen["times"][2]), HOUR)
-        at = rows["at"].to_numpy()
-        is_time = pc.is_in(rows["kind"], pa.array(MEASURES)).to_numpy() & (at != NO_TIME)
-        rows = rows.set_column(3, "at", pa.array(np.where(is_time, at // step * step, at)))
-        batches: list[pa.RecordBatch] = _summed(rows, COUNTED, ("amount",), ("first",)).to_batches()
-        return batches
+def _added_up(tables: Sequence[pa.Table], seen: dict[str, Any]) -> list[pa.RecordBatch]:
+    rows, step = pa.concat_tables(tables), min(step_for(seen["times"][3] - seen["times"][2]), HOUR)
+    at = rows["at"].to_numpy()
+    is_time = pc.is_in(rows["kind"], pa.array(MEASURES)).to_numpy() & (at != NO_TIME)
+    rows = rows.set_column(3, "at", pa.array(np.where(is_time, at // step * step, at)))
+    batches: list[pa.RecordBatch] = _summed(rows, COUNTED, ("amount",), ("first",)).to_batches()
+    return batches
 
 
 def _rows(kind: str, size: int, **columns: Any) -> pa.Table:

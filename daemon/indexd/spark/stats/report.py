@@ -10,7 +10,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from indexd.config import Config
 from indexd.errors import DisturbedError
+from indexd.index.format import SLOT_SIZE
 from indexd.spark.session import slots
 from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import (
@@ -42,7 +43,6 @@ from indexd.spark.stats.content import (
     largest,
     step_for,
 )
-from indexd.spark.stats.index import judge_index
 from indexd.spark.tasks import run_job, task_frame
 from indexd.storage.remote import disk_for
 
@@ -54,6 +54,12 @@ FIGURES_MAX = 1 << 18
 # RocketMQ returns no more than 64 messages to a query for a key.
 _OCCURRENCES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 1024), (1025, None))
 _TRANSACTIONS = {0x0: "normal", 0x4: "prepared", 0x8: "committed", 0xC: "rolled_back"}
+#: RocketMQ's own ratio, 20,000,000 entries on 5,000,000 slots.
+ENTRIES_PER_SLOT = 4
+RIGHT, TOO_FEW, TOO_MANY, NOTHING = "right", "too few", "more than needed", "nothing to index"
+
+# From here on a smaller number of slots would do as well, and be noticed.
+_FAR_TOO_MANY = 20
 Row = dict[str, Any]
 #: What the log holds from ``beginOffset`` to ``endOffset``.
 Report = Row
@@ -213,12 +219,8 @@ def _texts(spark: SparkSession, counted: DataFrame, top: int) -> Row:
 
 def quantile(buckets: Rows, share: float) -> int:
     """The end of the bucket in which ``share`` of the messages is reached; 0 without any."""
-    total, reached = sum(row["messages"] for row in buckets), 0
-    for row in buckets:
-        reached += row["messages"]
-        if reached >= share * total:
-            return int(row["to"])
-    return 0
+    reached = list(accumulate(row["messages"] for row in buckets))
+    return next((row["to"] for row, sum_ in zip(buckets, reached, strict=True) if sum_ >= share * reached[-1]), 0)
 
 
 def _seen(times: Counter[int]) -> Row:
@@ -252,3 +254,38 @@ def _clock(seen: Rows, silence: int) -> Row:
 
 
 _EVENTS = {"steps": "largestSteps", "silences": "largestSilences"}
+
+
+def judge_index(entries: int, hash_slot_num: int, index_num: int) -> dict[str, Any]:
+    """What the report says of an index of so many entries: its files, and whether the slots are right for them."""
+    fullest = min(entries, index_num - 1)
+    recommended = nice(fullest / ENTRIES_PER_SLOT)
+    answer, advice = RIGHT, f"{ENTRIES_PER_SLOT} are what RocketMQ is laid out for."
+    if not entries:
+        answer = NOTHING
+    elif recommended > hash_slot_num:
+        answer, advice = TOO_FEW, f"Take {recommended:,}."
+    elif hash_slot_num > _FAR_TOO_MANY * recommended:
+        size = hash_slot_num * SLOT_SIZE / 1e6
+        answer = TOO_MANY
+        advice = f"{recommended:,} would do for what the log holds now. They cost {size:,.3g} MB a file and no time."
+    filled = "a full file" if fullest == index_num - 1 else "the fullest file so far"
+    load = fullest / hash_slot_num
+    words = f"{hash_slot_num:,} slots are {answer}: {filled} has {fullest:,} entries, {load:.2g} a slot. {advice}"
+    return {
+        "hashSlotNum": hash_slot_num,
+        "indexNum": index_num,
+        "entries": entries,
+        "files": -(-entries // (index_num - 1)),
+        "verdict": {
+            "answer": answer,
+            "recommendedSlots": recommended if entries else hash_slot_num,
+            "words": [words if entries else "No message has a key: there is nothing to index."],
+        },
+    }
+
+
+def nice(slots: float) -> int:
+    """The next of 1, 2 and 5 times a power of ten, at least 1000."""
+    steps = (step * int(10**power) for power in range(3, 40) for step in (1, 2, 5))
+    return next(step for step in steps if step >= slots)

