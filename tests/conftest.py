@@ -61,7 +61,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 _LONG = (
     *("test_broker", "test_remoting_through", "test_modes", "test_page", "test_repair_real", "test_rewritten_real"),
     *("test_broker_alive", "test_beside_shapes", "test_mqtt", "test_real_faults"),
-    *("test_daemon_limits", "test_disturbed", "test_scrub", "test_simulated", "test_install", "test_kill"),
+    *("test_daemon_limits", "test_disturbed", "test_recover", "test_simulated", "test_install", "test_kill"),
     *("test_kafka_broker", "test_soak", "test_found"),
     *("test_http", "test_live", "test_prometheus", "test_goldens", "test_rebuild"),
 )

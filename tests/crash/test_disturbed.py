@@ -17,7 +17,8 @@ from indexd.index.format import IndexLayout
 from indexd.query import open_data
 from support.beside_log import over_queues, write
 from support.daemon import QUICK, Daemon, assert_same_index, index_files, indexd, rebuild
-from support.faults import RETRY, Place
+from support.faults import RETRY, Place, end_line
+from support.naive import naive_frames
 from support.outputs import INTERVAL, UNITS, Built, build, copied
 from support.reopened import config_for, cut_at, undisturbed, write_on
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
@@ -27,7 +28,12 @@ LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
 UNSAFE, BUSY, INTERNAL = 3, 5, 70
 
 
-def check_mended(daemon: Daemon, store: Path, end: int) -> None:
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def check_mended(daemon: Daemon, end: int) -> None:
     """Once all is indexed again, its files are those of an undisturbed build, and it says the same of what they hold.
 
     Bytes of a longer log that stand behind ``end`` keep it from saying that it has caught up: no broker can be asked.
@@ -35,7 +41,7 @@ def check_mended(daemon: Daemon, store: Path, end: int) -> None:
     daemon.wait_state(lambda row: bool(row["phyOffset"] >= end and (row["caughtUp"] or row["corrupt"] is not None)))
     assert daemon.terminate() == 0
     whole = daemon.data.with_name("undisturbed")
-    rebuild(store, whole, *SIZES)
+    rebuild(daemon.store, whole, *SIZES)
     assert_same_index(daemon.data, whole)
     assert said(daemon.data) == said(whole)
 
@@ -78,15 +84,14 @@ FULL, OPEN = 0, -1
     ],
     ids=["removed", "removed open", "folder", "cut", "header", "slots", "entries", "entries open"],
 )
-def test_an_index_file_is_touched(tmp_path: Path, which: int, damage: Callable[[Path], None], says: str) -> None:
-    place = Place(tmp_path)
+def test_an_index_file_is_touched(place: Place, which: int, damage: Callable[[Path], None], says: str) -> None:
     with place.running(3000) as daemon:
         path = index_files(place.data)[which]
         time.sleep(0.05)  # a write at the same tick of the clock would have the same time
         damage(path)
         problem = after(daemon, "disturbed")["problem"]
         assert f"{path} was {says}" in problem
-        check_mended(daemon, place.store, place.end)
+        check_mended(daemon, place.end)
         assert len(daemon.events("disturbed")) == 1
 
 
@@ -102,137 +107,122 @@ def words(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["abort", "frontier", "checkpoint", "lock"])
-def test_a_small_file_is_removed(tmp_path: Path, name: str) -> None:
-    place = Place(tmp_path)
+def test_a_small_file_is_removed(place: Place, name: str) -> None:
     with place.running() as daemon:
-        store, data, end = place.store, place.data, place.end
-        before = words(data / name)
-        (data / name).unlink()
+        before = words(place.data / name)
+        (place.data / name).unlink()
         assert daemon.wait_event("restored")["names"] == [name]
-        daemon.wait_for(lambda: (data / name).exists() or None, name)
-        assert words(data / name) == before
-        second = indexd("--store", store, "--data", data, *SIZES)
-        assert second.returncode == BUSY
+        daemon.wait_for(lambda: (place.data / name).exists() or None, name)
+        assert words(place.data / name) == before
+        assert indexd("--store", place.store, "--data", place.data, *SIZES).returncode == BUSY
         assert not daemon.events("disturbed")
-        check_mended(daemon, store, end)
+        check_mended(daemon, place.end)
 
 
-def test_a_second_instance_that_took_a_new_lock_wins(tmp_path: Path) -> None:
+def test_a_second_instance_that_took_a_new_lock_wins(place: Place) -> None:
     """Whoever removes the lock file lets two in; the first notices and leaves."""
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 1000)
-    with Daemon(store, data, *SIZES, env={"INDEXD_DRAIN_INTERVAL": "5"}) as first:
-        first.wait_durable(end)
-        (data / "lock").unlink()
-        with Daemon(store, data, *SIZES) as second:
+    place.env = {"INDEXD_DRAIN_INTERVAL": "5"}
+    with place.running() as first:
+        (place.data / "lock").unlink()
+        with Daemon(place.store, place.data, *SIZES) as second:
             second.wait_event("running")
             assert first.wait() == BUSY
-            check_mended(second, store, end)
+            check_mended(second, place.end)
 
 
 @pytest.mark.parametrize(("back", "written"), [(20, 3), (1500, 5), (1500, 2000)])
-def test_the_log_is_cut_and_written_on_beside_the_running_daemon(tmp_path: Path, back: int, written: int) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    write_log(store, 3000)
-    with Daemon(store, data, *SIZES, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
-        daemon.wait_caught_up()
-        with cut_at(store, offsets(store)[-back]) as writer:
+def test_the_log_is_cut_and_written_on_beside_the_running_daemon(place: Place, back: int, written: int) -> None:
+    place.env = {"INDEXD_CORRUPT_AFTER_MS": "200"}
+    with place.running(3000) as daemon:
+        offsets = [message.phy_offset for message in naive_frames(place.store / "commitlog", SEGMENT_SIZE)]
+        with cut_at(place.store, offsets[-back]) as writer:
             end = write_on(writer, written, seed=33)
         assert "the log was cut" in after(daemon, "disturbed")["problem"]
-        check_mended(daemon, store, end)
+        check_mended(daemon, end)
 
 
-def offsets(store: Path) -> list[int]:
-    from support.naive import naive_frames
-
-    return [message.phy_offset for message in naive_frames(store / "commitlog", SEGMENT_SIZE)]
-
-
-def test_another_store_takes_the_place_of_the_log_beside_the_running_daemon(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 1000)
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_durable(end)
+def test_another_store_takes_the_place_of_the_log_beside_the_running_daemon(place: Place, tmp_path: Path) -> None:
+    with place.running() as daemon:
         write_log(tmp_path / "other", 1000, seed=2)
-        (store / "commitlog").rename(tmp_path / "gone")
-        (tmp_path / "other" / "commitlog").rename(store / "commitlog")
+        (place.store / "commitlog").rename(tmp_path / "gone")
+        (tmp_path / "other" / "commitlog").rename(place.store / "commitlog")
         assert daemon.wait() == UNSAFE
-        line = daemon.log.read_text("utf-8").splitlines()[-1]
-        assert f"{store} is not the store that {data} was built from" in line
+        assert f"{place.store} is not the store that {place.data} was built from" in end_line(daemon)
 
 
-def test_a_log_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+def test_a_log_that_goes_away_and_comes_back(place: Place) -> None:
     """A file system that is unmounted for a while."""
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 1000)
-    with Daemon(store, data, *SIZES, env={"INDEXD_RETRY_MAX_SECONDS": "1"}) as daemon:
-        daemon.wait_durable(end)
-        (store / "commitlog").rename(tmp_path / "unmounted")
-        degraded = daemon.wait_event("degraded")
-        assert "there is no commitlog" in degraded["problem"]
-        assert daemon.wait_state(lambda row: bool(row["problems"]))["problems"]
-        (tmp_path / "unmounted").rename(store / "commitlog")
+    log, away = place.store / "commitlog", place.store / "unmounted"
+    with place.running() as daemon:
+        log.rename(away)
+        assert "there is no commitlog" in daemon.wait_event("degraded")["problem"]
+        daemon.wait_state(lambda row: bool(row["problems"]))
+        away.rename(log)
         daemon.wait_event("healed")
-        end = write_log(store, 200, seed=4, start_offset=end)
-        check_mended(daemon, store, end)
+        place.log(200)
+        check_mended(daemon, place.end)
 
 
-class TestCrashLoop:
-    """Unclean starts that come to nothing."""
+# --- unclean starts that come to nothing ---
 
-    def killed(self, store: Path, data: Path, *flags: str) -> None:
-        with Daemon(store, data, *SIZES, *flags, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"}) as daemon:
-            daemon.wait_event("starting")
 
-    def test_after_five_it_refuses_and_recover_goes_on(self, tmp_path: Path) -> None:
-        store, data = tmp_path / "store", tmp_path / "data"
-        end = write_log(store, 3000)
-        for _ in range(5):
-            self.killed(store, data)
-        for _ in range(2):  # being refused does not count, nor make it forget
-            done = indexd("--store", store, "--data", data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"})
-            assert done.returncode == INTERNAL
-            assert "5 unclean starts within 600 s" in done.stderr.splitlines()[-1]
-            assert "indexd --recover" in done.stderr.splitlines()[-1]
-        assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
-        with Daemon(store, data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"}) as daemon:
-            check_mended(daemon, store, end)
+def kill_at_start(place: Place) -> None:
+    with place.daemon() as daemon:
+        daemon.wait_event("starting")
 
-    def test_catching_up_makes_it_forget(self, tmp_path: Path) -> None:
-        store, data = tmp_path / "store", tmp_path / "data"
-        end = write_log(store, 500)
+
+@pytest.fixture
+def five(place: Place) -> Place:
+    """So many may come to nothing."""
+    place.env = {"INDEXD_UNCLEAN_STARTS_MAX": "5"}
+    place.log(3000)
+    return place
+
+
+def test_after_five_it_refuses_and_recover_goes_on(five: Place) -> None:
+    flags = ("--store", five.store, "--data", five.data, *SIZES)
+    for _ in range(5):
+        kill_at_start(five)
+    for _ in range(2):  # being refused does not count, nor make it forget
+        done = indexd(*flags, env=five.env)
+        assert done.returncode == INTERNAL
+        assert "5 unclean starts within 600 s" in done.stderr.splitlines()[-1]
+        assert "indexd --recover" in done.stderr.splitlines()[-1]
+    assert indexd("--recover", *flags).returncode == 0
+    with five.daemon() as daemon:
+        check_mended(daemon, five.end)
+
+
+def test_catching_up_makes_it_forget(five: Place) -> None:
+    for _ in range(3):
         for _ in range(3):
-            for _ in range(3):
-                self.killed(store, data)
-            assert (data / "starts").exists()
-            with Daemon(store, data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"}) as daemon:
-                daemon.wait_caught_up(end)
-                daemon.wait_for(lambda: not (data / "starts").exists() or None, "starts to go")
+            kill_at_start(five)
+        assert (five.data / "starts").exists()
+        with five.daemon() as daemon:
+            daemon.wait_caught_up(five.end)
+            daemon.wait_for(lambda: not (five.data / "starts").exists() or None, "starts to go")
 
-    def test_old_ones_do_not_count_nor_those_of_the_future(self, tmp_path: Path) -> None:
-        store, data = tmp_path / "store", tmp_path / "data"
-        end = write_log(store, 500)
-        self.killed(store, data)
-        now = int(time.time() * 1000)
-        lines = [now - 601_000] * 10 + [now + 3_600_000] * 10
-        (data / "starts").write_text("".join(f"{at}\n" for at in lines) + "no number\n")
-        with Daemon(store, data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"}) as daemon:
-            check_mended(daemon, store, end)
+
+def test_old_starts_do_not_count_nor_those_of_the_future(five: Place) -> None:
+    kill_at_start(five)
+    now = int(time.time() * 1000)
+    lines = [now - 601_000] * 10 + [now + 3_600_000] * 10
+    (five.data / "starts").write_text("".join(f"{at}\n" for at in lines) + "no number\n")
+    with five.daemon() as daemon:
+        check_mended(daemon, five.end)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_while_it_opens_ends_well_and_does_not_count(tmp_path: Path, number: signal.Signals) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 3000)
-    with Daemon(store, data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "2"}) as daemon:
-        daemon.wait_event("starting")
+def test_a_stop_while_it_opens_ends_well_and_does_not_count(place: Place, number: signal.Signals) -> None:
+    place.env = {"INDEXD_UNCLEAN_STARTS_MAX": "2"}
+    place.log(3000)
+    kill_at_start(place)
     for _ in range(4):
-        with Daemon(store, data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "2"}) as daemon:
+        with place.daemon() as daemon:
             daemon.wait_event("starting")
             assert daemon.terminate(number) == 0
-    with Daemon(store, data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "2"}) as daemon:
-        check_mended(daemon, store, end)
-    assert json.loads((data / "frontier").read_bytes())["phyOffset"] == end
+    with place.daemon() as daemon:
+        check_mended(daemon, place.end)
 
 
 FLAGS = (*SIZES, "--sparse-interval", str(INTERVAL))
@@ -299,8 +289,7 @@ def test_a_file_is_touched(built: Built, damage: str) -> None:
         end = write(built.store, over_queues(20, 8), SEGMENT_SIZE)
         daemon.wait_durable(end)
         do(built)
-        assert says in daemon.wait_event("disturbed")["problem"]
-        daemon.wait_for(lambda: len(daemon.events("running")) > 1 or None, "running again")
+        assert says in after(daemon, "disturbed")["problem"]
         daemon.wait_caught_up(write(built.store, over_queues(20, 8, 2), SEGMENT_SIZE))
         check_outputs_mended(daemon, built)
         assert len(daemon.events("disturbed")) == 1
@@ -313,7 +302,7 @@ def test_files_are_touched_while_messages_come(built: Built) -> None:
         for number, what in enumerate((growing(built).parent, built.data / "consumequeue", built.data / "sparse")):
             shutil.rmtree(what)
             end = write(built.store, over_queues(200, 8, number), SEGMENT_SIZE)
-            daemon.wait_for(lambda count=number: len(daemon.events("running")) > count + 1 or None, "running again")
+            after(daemon, "disturbed", number + 1)
             daemon.wait_caught_up(end)
         check_outputs_mended(daemon, built)
         assert not daemon.events("degraded")
@@ -367,8 +356,7 @@ def test_thousands_of_queues_are_looked_at_in_turn(tmp_path: Path) -> None:
         daemon.wait_for(lambda: ((data / "frontier").exists() and len(built.marks) == 300) or None, "all queues")
         mark = built.marks[-1]
         built.queue_file(mark, 0).unlink()
-        assert "was removed" in daemon.wait_event("disturbed")["problem"]
-        daemon.wait_for(lambda: len(daemon.events("running")) > 1 or None, "running again")
+        assert "was removed" in after(daemon, "disturbed")["problem"]
         daemon.wait_caught_up(end)
         check_outputs_mended(daemon, built)
 

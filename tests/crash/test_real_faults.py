@@ -515,8 +515,10 @@ def asked(segment_size: int = SEGMENT_SIZE, slots: int = HASH_SLOT_NUM, entries:
         # The log itself does not fit, which is seen first.
         (asked(segment_size=2 * SEGMENT_SIZE), ["has 262144 bytes", "524288", "give --segment-size 262144"]),
         ((*SIZES, "--flavour", "4.7"), ["flavour 5.4", "4.7", "another --data"]),
+        ((*SIZES, "--sparse-interval", "1001"), ["was built with sparse_interval 4096, and now 1001 is asked for"]),
+        ((*SIZES[:-1], "1220"), ["was built with consume_queue_file_size 1200, and now 1220 is asked for"]),
     ],
-    ids=["slots", "entries", "segments", "flavour"],
+    ids=["slots", "entries", "segments", "flavour", "sparse", "queues"],
 )
 def test_a_directory_that_was_built_otherwise(built: Place, flags: tuple[str, ...], says: list[str]) -> None:
     """A service manager tries a wrong configuration many times; the right one must start at once."""

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from indexd.errors import UnsafeStoreError
 from support.beside_log import over_queues, write
 from support.daemon import Daemon, assert_same_index, compile_kernels, indexd, indexd_here
 from support.outputs import INTERVAL, UNITS, Built, build, copied
-from support.reopened import config_for, named_for, reopen, undisturbed
+from support.reopened import Reopened, config_for, named_for, reopen, undisturbed
 from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 from support.verifying import change, check, kinds
 
-UNSAFE = 3
 FLAGS = (*SIZES, "--sparse-interval", str(INTERVAL))
 
 
@@ -31,6 +29,11 @@ def recover(built: Built, *flags: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def start(built: Built, *, unclean: bool = False, **keys: object) -> Reopened:
+    """Open it, catch up and stop, in this process."""
+    return reopen(config_for(built.store, built.data, **{"sparse_interval": INTERVAL} | keys), unclean=unclean)
 
 
 def check_whole(built: Built, base: Built) -> None:
@@ -63,17 +66,13 @@ def middle(built: Built) -> tuple[Path, Path, Path]:
     return built.queue_file(mark, 0), built.queue_file(mark, UNITS), built.queue_file(mark, mark.max_offset)
 
 
-def truncate(path: Path, size: int) -> None:
-    os.truncate(path, size)
-
-
 def cut_and_write_on(built: Built) -> None:
     """As a daemon would that has not noticed the cut yet."""
     mark = max(built.marks, key=lambda mark: mark.max_offset % UNITS)
     path, end = built.queue_file(mark, mark.max_offset), mark.max_offset % UNITS * 20
     last = path.read_bytes()[end - 20 : end]
     assert end >= 60
-    truncate(path, 20)
+    os.truncate(path, 20)
     with path.open("r+b") as file:
         file.seek(end - 20)
         file.write(last)
@@ -84,20 +83,20 @@ LOST: dict[str, Callable[[Built], object]] = {
     "first queue file": lambda built: middle(built)[0].unlink(),
     "queue file between": lambda built: middle(built)[1].unlink(),
     "last queue file": lambda built: middle(built)[2].unlink(),
-    "first queue file cut": lambda built: truncate(middle(built)[0], 100),
-    "queue file between cut to nothing": lambda built: truncate(middle(built)[1], 0),
-    "last queue file cut inside a unit": lambda built: truncate(middle(built)[2], 5),
+    "first queue file cut": lambda built: os.truncate(middle(built)[0], 100),
+    "queue file between cut to nothing": lambda built: os.truncate(middle(built)[1], 0),
+    "last queue file cut inside a unit": lambda built: os.truncate(middle(built)[2], 5),
     "last queue file cut and written on": cut_and_write_on,
-    "queue file too long": lambda built: truncate(middle(built)[0], QUEUE_FILE_SIZE + 1),
+    "queue file too long": lambda built: os.truncate(middle(built)[0], QUEUE_FILE_SIZE + 1),
     "a queue": lambda built: shutil.rmtree(middle(built)[0].parent),
     "a topic": lambda built: shutil.rmtree(middle(built)[0].parent.parent),
     "all queues": lambda built: shutil.rmtree(built.data / "consumequeue"),
     "offset index": lambda built: built.pair(1)[0].unlink(),
     "time index": lambda built: built.pair(0)[1].unlink(),
     "growing pair": lambda built: [path.unlink() for path in built.pair(-1)],
-    "offset index cut": lambda built: truncate(built.pair(0)[0], 24),
-    "time index too long": lambda built: truncate(built.pair(1)[1], built.pair(1)[1].stat().st_size + 12),
-    "growing time index cut": lambda built: truncate(built.pair(-1)[1], 24),
+    "offset index cut": lambda built: os.truncate(built.pair(0)[0], 24),
+    "time index too long": lambda built: os.truncate(built.pair(1)[1], built.pair(1)[1].stat().st_size + 12),
+    "growing time index cut": lambda built: os.truncate(built.pair(-1)[1], 24),
     "all sparse indexes": lambda built: shutil.rmtree(built.data / "sparse"),
     "both outputs": lambda built: [shutil.rmtree(built.data / name) for name in ("consumequeue", "sparse")],
 }
@@ -121,9 +120,7 @@ def test_what_is_lost_is_built_again(built: Built, base: Built, damage: str, how
     if how == "--recover":
         assert recover(built)["droppedEntries"] == 0
     else:
-        config = config_for(built.store, built.data, sparse_interval=INTERVAL)
-        done = reopen(config, unclean=how == "unclean start")
-        assert done.recovered.dropped_entries == 0
+        assert start(built, unclean=how == "unclean start").recovered.dropped_entries == 0
     check_whole(built, base)
 
 
@@ -169,7 +166,7 @@ def test_recover_holds_every_unit_and_entry_against_the_log(built: Built, base: 
 @pytest.mark.parametrize("damage", ["behind the last unit", "behind the last entry", "nobody's files"])
 def test_an_unclean_start_takes_away_what_no_mark_names(built: Built, base: Built, damage: str) -> None:
     CHANGED[damage](built)
-    reopen(config_for(built.store, built.data, sparse_interval=INTERVAL), unclean=True)
+    start(built, unclean=True)
     check_whole(built, base)
 
 
@@ -193,7 +190,7 @@ def test_damage_of_all_kinds_at_once(built: Built, base: Built, seed: int) -> No
             case 0:
                 path.unlink()
             case 1:
-                truncate(path, rand.randrange(size + 1))
+                os.truncate(path, rand.randrange(size + 1))
             case 2:
                 path.write_bytes(rand.choice([bytes(size), b"\xff" * size, rand.randbytes(size)]))
             case _:
@@ -214,7 +211,7 @@ def expired(built: Built, segments: int) -> Path:
     named_for(store, built.data)
     built.store = store
     write(store, over_queues(5, 2), SEGMENT_SIZE)
-    reopen(config_for(store, built.data, sparse_interval=INTERVAL))
+    start(built)
     return store
 
 
@@ -226,9 +223,8 @@ def test_what_is_lost_beside_expired_messages(built: Built, damage: str, segment
         LOST[damage](built)
     except FileNotFoundError:
         return  # it has expired
-    reopen(config_for(built.store, built.data, sparse_interval=INTERVAL), unclean=True)
-    report = check(built.data, deep=True)
-    assert kinds(report) == {}
+    start(built, unclean=True)
+    assert kinds(check(built.data, deep=True)) == {}
     # Units of expired messages cannot be built again; all others are there again, byte for byte.
     begin = segments * SEGMENT_SIZE
     for path, data in before.items():
@@ -245,22 +241,6 @@ def test_what_is_lost_beside_expired_messages(built: Built, damage: str, segment
     for path, data in after.items():
         if path.parent.name != "data":
             assert path.read_bytes() == data, path
-
-
-# --- killed ---
-
-
-def test_killed_and_damaged(built: Built, base: Built) -> None:
-    with Daemon(built.store, built.data, *FLAGS) as daemon:
-        daemon.wait_event("running")
-    assert (built.data / "abort").exists()
-    for damage in ("queue file between", "behind the last unit", "growing pair", "nobody's files"):
-        (LOST | CHANGED)[damage](built)
-    with Daemon(built.store, built.data, *FLAGS) as daemon:
-        assert "is missing" in " ".join(daemon.wait_event("recovered")["reasons"])
-        daemon.wait_caught_up(base.frontier.phy_offset)
-        assert daemon.terminate() == 0
-    check_whole(built, base)
 
 
 def test_a_recovery_that_is_broken_off_again_and_again(built: Built, base: Built) -> None:
@@ -302,10 +282,7 @@ def test_a_directory_of_an_older_version_gets_the_outputs(built: Built, base: Bu
     if files == "none":
         shutil.rmtree(built.data / "consumequeue")
         shutil.rmtree(built.data / "sparse")
-    if how == "start":
-        reopen(config_for(built.store, built.data, sparse_interval=INTERVAL))
-    else:
-        recover(built)
+    (start if how == "start" else recover)(built)
     check_whole(built, base)
 
 
@@ -336,44 +313,22 @@ def test_recover_believes_no_mark_that_the_log_denies(
 
 
 def test_turned_off_and_on_again(built: Built, base: Built) -> None:
-    def start(**keys: object) -> None:
-        reopen(config_for(built.store, built.data, **{"sparse_interval": INTERVAL} | keys))
-
-    start(consume_queue="false")
+    start(built, consume_queue="false")
     assert built.frontier.queues is None
     assert not list((built.data / "consumequeue").rglob("0" * 10 + "*"))
     assert built.frontier.sparse == base.frontier.sparse
-    start(sparse="false")
+    start(built, sparse="false")
     assert built.frontier.sparse is None
     assert sorted(built.marks) == sorted(base.marks)
     assert not list((built.data / "sparse").iterdir())
     assert kinds(check(built.data, deep=True)) == {}
-    start()
+    start(built)
     check_whole(built, base)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "words"),
-    [
-        ("--sparse-interval", "1001", "was built with sparse_interval 1000, and now 1001 is asked for"),
-        ("--consume-queue-file-size", "1220", "was built with consume_queue_file_size 1200, and now 1220 is asked for"),
-    ],
-)
-@pytest.mark.parametrize("command", [(), ("--recover",)])
-def test_built_otherwise(
-    built: Built, base: Built, flag: str, value: str, words: str, command: tuple[str, ...]
-) -> None:
-    done = indexd_here(*command, "--store", built.store, "--data", built.data, *FLAGS, flag, value)
-    assert done.returncode == UNSAFE
-    assert words in done.stderr.splitlines()[-1]
-    assert_same_index(built.data, base.data)
-    with pytest.raises(UnsafeStoreError):
-        reopen(config_for(built.store, built.data, **{"sparse_interval": INTERVAL, flag[2:].replace("-", "_"): value}))
-
-
 def test_an_output_that_is_off_may_be_asked_for_otherwise(built: Built) -> None:
-    reopen(config_for(built.store, built.data, sparse="false", consume_queue="false"))
-    reopen(config_for(built.store, built.data, sparse_interval=300, consume_queue_file_size=400))
+    start(built, sparse="false", consume_queue="false")
+    start(built, sparse_interval=300, consume_queue_file_size=400)
     config = config_for(built.store, built.data, sparse_interval=300, consume_queue_file_size=400)
     assert_same_index(built.data, undisturbed(config, built.root / "whole"))
     assert kinds(check(built.data, deep=True)) == {}
@@ -382,19 +337,15 @@ def test_an_output_that_is_off_may_be_asked_for_otherwise(built: Built) -> None:
 @pytest.mark.parametrize("unclean", [False, True])
 def test_queues_that_were_left_out_are_filled_when_there_is_room(built: Built, base: Built, unclean: bool) -> None:
     shutil.rmtree(built.data)
-    few = config_for(built.store, built.data, sparse_interval=INTERVAL, queues_max=3)
-    reopen(few)
+    start(built, queues_max=3)
     assert (built.frontier.queues_limit, len(built.frontier.queues or ())) == (3, 3)
-    report = check(built.data, deep=True)
-    assert kinds(report) == {}  # what is there is right, whatever the limit of whoever looks
+    assert kinds(check(built.data, deep=True)) == {}  # what is there is right, whatever the limit of whoever looks
     # The same limit, or a lower one: nothing is read again.
     for most in (3, 2):
-        config = config_for(built.store, built.data, sparse_interval=INTERVAL, queues_max=most)
-        done = reopen(config, unclean=unclean)
+        done = start(built, unclean=unclean, queues_max=most)
         assert (done.recovered.dropped_entries, done.recovered.compared.queues_until) == (0, None)
         assert (built.frontier.queues_limit, len(built.frontier.queues or ())) == (3, 3)
-    more = config_for(built.store, built.data, sparse_interval=INTERVAL)
-    assert reopen(more, unclean=unclean).recovered.dropped_entries == 0
+    assert start(built, unclean=unclean).recovered.dropped_entries == 0
     assert built.frontier.queues_limit is None
     assert_same_index(built.data, base.data)
     assert {mark[:6] for mark in built.frontier.queues or ()} == {mark[:6] for mark in base.frontier.queues or ()}
@@ -418,7 +369,7 @@ def test_a_damaged_queue_is_not_taken_for_another_log(built: Built, base: Built,
     data = bytearray(path.read_bytes())
     data[number * 20 % len(data) + (5 if at == "unit" else 19)] ^= 0x55
     path.write_bytes(data)
-    done = reopen(config_for(built.store, built.data, sparse_interval=INTERVAL), unclean=unclean)
+    done = start(built, unclean=unclean)
     assert done.recovered.dropped_entries == 0
     assert any("ConsumeQueue" in reason for reason in done.recovered.reasons), done.recovered.reasons
     check_whole(built, base)

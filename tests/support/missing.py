@@ -4,7 +4,7 @@ A mark or fixture asks when its test starts, so that collecting never looks for 
 
     requires_strace = requires(lambda: need("strace"))
 
-Nothing else in the tests skips for want of something: tests/unit/test_missing.py looks.
+Nothing else in the tests skips for want of something: tests/unit/test_tidy.py looks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The queue is bounded and drops nothing; drains are on time, or at once when it is full; the tail loop waits."""
+"""The queue is bounded and drops nothing, drains are on time, the tail loop waits; where a log ends for one reading."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,10 @@ from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import Skipped
 from indexd.config import ReaderConfig
 from indexd.dispatch.reput import DispatchQueue, Item, ReputState, drain, poll_patiently, reput
+from indexd.errors import CorruptDataError
+from indexd.recovery.recover import WholeLog, once
+from support.commitlog_writer import CommitLogWriter, FrameSpec
+from support.reading import SEGMENT_SIZE, open_reader, patch
 
 
 def no_problem(error: object, seconds: float) -> None:
@@ -42,7 +48,7 @@ async def test_a_full_queue_lets_the_producer_wait_and_loses_nothing() -> None:
     seen: list[Item] = []
     while not (queue.closed and len(queue) == 0):
         await asyncio.wait_for(queue.due.wait(), 5.0)
-        seen += await queue.drain()
+        seen += queue.drain()
     await producer
     assert seen == items
 
@@ -51,9 +57,9 @@ async def test_bytes_are_bounded_too_and_a_huge_batch_passes_alone() -> None:
     queue = DispatchQueue(rows_max=1 << 30, bytes_max=batch(0).size + 1)
     await queue.put(batch(0))
     waiting = asyncio.create_task(queue.put(batch(10, rows=1000)))
-    await asyncio.sleep(0.02)
+    await asyncio.wait_for(queue.due.wait(), 5.0)
     assert not waiting.done()
-    assert len(await queue.drain()) == 1
+    assert len(queue.drain()) == 1
     await asyncio.wait_for(waiting, 1.0)
     assert queue.waiting.bytes > queue.bytes_max
 
@@ -114,23 +120,25 @@ async def test_the_tail_loop_passes_on_reports_and_ends() -> None:
     started = time.monotonic()
     await asyncio.wait_for(reput(poll, queue, lambda: 60.0, state, stop, events.append, no_problem), 10.0)  # type: ignore[arg-type]
     assert queue.closed
-    assert [type(item) for item in await queue.drain()] == [DispatchBatch, Skipped, DispatchBatch]
+    assert [type(item) for item in queue.drain()] == [DispatchBatch, Skipped, DispatchBatch]
     assert events == [Skipped(10, 20, "expired"), Corrupt(20, "bad", None), None]
     assert time.monotonic() - started >= 1.0, "a corrupt log is read again after a pause, not at once"
     assert state.corrupt is None
 
 
 async def test_a_stop_does_not_wait_for_a_full_queue() -> None:
-    queue, state, stop = DispatchQueue(10, 1 << 20), ReputState(), asyncio.Event()
+    queue, stop = DispatchQueue(10, 1 << 20), asyncio.Event()
 
     async def poll() -> DispatchBatch:
         return batch(0)
 
-    task = asyncio.create_task(reput(poll, queue, lambda: 60.0, state, stop, lambda event: None, no_problem))
-    await asyncio.sleep(0.05)
+    task = asyncio.create_task(reput(poll, queue, lambda: 60.0, ReputState(), stop, lambda event: None, no_problem))
+    await asyncio.wait_for(queue.due.wait(), 5.0)
+    assert queue.is_blocked
     stop.set()
+    queue.stop()
     await asyncio.wait_for(task, 1.0)
-    assert queue.waiting.rows == 10
+    assert queue.waiting.rows == 20, "the batch that it waited with, and no more"
 
 
 def test_looks_become_rarer_while_the_log_is_quiet() -> None:
@@ -155,3 +163,96 @@ def test_looks_become_rarer_while_the_log_is_quiet() -> None:
     started = time.monotonic()
     poll_patiently(poll, CONFIG, state, stop)
     assert time.monotonic() - started < 0.5
+
+
+def write(directory: Path, count: int, *, times: list[int] | None = None) -> list[int]:
+    with CommitLogWriter(directory, SEGMENT_SIZE) as writer:
+        stamps = times or [1000 + number for number in range(count)]
+        return [writer.append(FrameSpec("T", b"x" * 50, {"KEYS": f"k{at}"}, store_timestamp=at)) for at in stamps]
+
+
+def read(directory: Path, *, skip_corrupt: bool = False, take_older: bool = False) -> tuple[WholeLog, list[int]]:
+    import time
+
+    reader = open_reader(directory, time.monotonic, settle=0.01, corrupt_after=5.0, skip_corrupt=skip_corrupt)
+    reader.set_options(replace(once(reader._options), take_older=take_older))
+    log = WholeLog(reader)
+    offsets: list[int] = []
+    for item in log:
+        if isinstance(item, DispatchBatch):
+            offsets += item.columns.phy_offset[: item.rows].tolist()
+    reader.close()
+    return log, offsets
+
+
+def test_a_sound_log_is_read_to_its_end(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30)
+    log, offsets = read(tmp_path)
+    assert offsets == wanted
+    assert log.unreadable is None
+
+
+def test_garbage_at_the_end_is_said(tmp_path: Path) -> None:
+    """As a broker's crash leaves it: nothing behind it proves itself."""
+    wanted = write(tmp_path, 30)
+    patch(tmp_path / f"{0:020d}", wanted[-1] + 4, b"\xff" * 40)
+    log, offsets = read(tmp_path)
+    assert offsets == wanted[:-1]
+    assert log.unreadable is not None
+    assert log.unreadable.offset == wanted[-1]
+
+
+def test_damage_behind_which_the_log_goes_on_is_an_error(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30)
+    patch(tmp_path / f"{0:020d}", wanted[20] + 4, b"\xff")
+    with pytest.raises(CorruptDataError, match=f"offset {wanted[20]}"):
+        read(tmp_path)
+    log, offsets = read(tmp_path, skip_corrupt=True)
+    assert offsets == wanted[:20] + wanted[21:]
+    assert log.unreadable is None
+
+
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+def test_what_an_older_log_left_behind_the_end_is_not_the_log(tmp_path: Path, skip_corrupt: bool) -> None:
+    write(tmp_path, 30, times=list(range(100, 130)))
+    with CommitLogWriter(tmp_path, SEGMENT_SIZE) as writer:
+        wanted = [writer.append(FrameSpec("T", b"y" * 77, {"KEYS": "n"}, store_timestamp=at)) for at in range(500, 510)]
+    log, offsets = read(tmp_path, skip_corrupt=skip_corrupt)
+    assert offsets == wanted
+    assert log.unreadable is not None
+
+
+def test_a_clock_that_steps_back_costs_a_settle_time_and_no_message(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30, times=[*range(500, 515), *range(400, 415)])
+    assert read(tmp_path)[1] == wanted
+
+
+def test_a_build_of_a_log_leaves_older_frames_behind_its_end_to_nobody(tmp_path: Path) -> None:
+    """They may be its own: no end of the log for who takes them, but an error, or passed over and not proven."""
+    older = write(tmp_path, 30, times=list(range(100, 130)))
+    with CommitLogWriter(tmp_path, SEGMENT_SIZE) as writer:
+        wanted = [writer.append(FrameSpec("T", b"y" * 77, {"KEYS": "n"}, store_timestamp=at)) for at in range(500, 510)]
+        end = writer.max_offset
+    with pytest.raises(CorruptDataError, match=f"offset {end}"):
+        read(tmp_path, take_older=True)
+    _, offsets = read(tmp_path, skip_corrupt=True, take_older=True)
+    assert offsets == wanted + [at for at in older if at > end]
+
+
+def test_zeros_before_intact_frames_are_no_end_of_a_build(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30)
+    patch(tmp_path / f"{0:020d}", wanted[0], bytes(wanted[1]))
+    with pytest.raises(CorruptDataError, match="offset 0 "):
+        read(tmp_path, take_older=True)
+    assert read(tmp_path, skip_corrupt=True, take_older=True)[1] == wanted[1:]
+
+
+def test_half_a_frame_before_intact_frames_is_no_end_of_a_build(tmp_path: Path) -> None:
+    """Its magic is not there yet, as while a broker writes it; but frames stand behind it."""
+    wanted = write(tmp_path, 30)
+    patch(tmp_path / f"{0:020d}", wanted[17] + 4, bytes(4))
+    with pytest.raises(CorruptDataError, match=f"offset {wanted[17]} "):
+        read(tmp_path, take_older=True)
+    log, offsets = read(tmp_path, skip_corrupt=True, take_older=True)
+    assert offsets == wanted[:17] + wanted[18:]
+    assert log.unreadable is None
