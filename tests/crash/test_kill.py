@@ -7,24 +7,27 @@ import random
 import re
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import IndexHeader
 from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
+from support.faults import Place, end_line
 from support.missing import need, requires
 from support.small_log import SIZES, Growing, write_log
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KILLS = 12
 #: Of the places where it is killed and of the messages; scripts/soak draws its own.
 SEED = 20260720
 #: Reads of 64 KiB and a queue of one message: as many drains as can be, so that a catch-up takes a while.
 SLOWLY = (*SIZES, "--read-bytes", "65536", "--queue-rows", "1")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
 
 
 def kill_at_any_moment(daemon: Daemon, rand: random.Random) -> str:
@@ -101,32 +104,27 @@ def test_kills_inside_a_recovery(tmp_path: Path) -> None:
             time.sleep(rand.uniform(0, 0.15))
             recovering += not daemon.events("recovered")
         assert (data / "abort").exists()
-        check_that_both_are_whole(data)
+        # Files may be gone by now; frontier and checkpoint still are whole.
+        json.loads((data / "frontier").read_bytes())
+        assert (data / "checkpoint").stat().st_size == CHECKPOINT_SIZE
     assert recovering
     finish(store, data, end)
 
 
-def check_that_both_are_whole(data: Path) -> None:
-    """Files may be gone by now; frontier and checkpoint still are whole."""
-    json.loads((data / "frontier").read_bytes())
-    assert (data / "checkpoint").stat().st_size == CHECKPOINT_SIZE
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_in_the_middle_of_a_catch_up_is_clean(tmp_path: Path, number: signal.Signals) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 40_000)
-    with Daemon(store, data, *SLOWLY) as daemon:
+def test_a_stop_in_the_middle_of_a_catch_up_is_clean(place: Place, number: signal.Signals) -> None:
+    place.log(40_000)
+    with place.daemon(*SLOWLY) as daemon:
         daemon.wait_event("rolled")
         assert daemon.terminate(number) == 0
         assert daemon.wait_event("stopping")["signal"] == number.name
         stopped = daemon.wait_event("stopped")
-    frontier = json.loads((data / "frontier").read_bytes())
-    assert 0 < frontier["phyOffset"] == stopped["phy_offset"] < end
-    assert not (data / "abort").exists()
-    assert not (data / "state").exists()
+    frontier = json.loads((place.data / "frontier").read_bytes())
+    assert 0 < frontier["phyOffset"] == stopped["phy_offset"] < place.end
+    assert not (place.data / "abort").exists()
+    assert not (place.data / "state").exists()
 
-    again = finish(store, data, end)
+    again = finish(place.store, place.data, place.end)
     opened = again.wait_event("opened")
     assert opened["phy_offset"] == frontier["phyOffset"]
     assert opened["reasons"] == ["the last stop was clean"]
@@ -134,79 +132,66 @@ def test_a_stop_in_the_middle_of_a_catch_up_is_clean(tmp_path: Path, number: sig
     assert not again.events("recovered")
 
 
-def test_the_abort_file_says_who_runs(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 100)
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_durable(end)
-        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
-        daemon.kill()
-        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
-    with Daemon(store, data, *SIZES) as daemon:
-        assert daemon.wait_event("recovered")["reasons"] == ["abort is there"]
-        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
-        daemon.wait_event("running")
-        assert daemon.terminate() == 0
-    assert not (data / "abort").exists()
-
-
-def test_the_checkpoint_names_the_newest_full_file(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 4000)
-
+def test_the_checkpoint_names_the_newest_full_file(place: Place) -> None:
     def checkpoint() -> StoreCheckpoint:
-        content = (data / "checkpoint").read_bytes()
+        content = (place.data / "checkpoint").read_bytes()
         assert len(content) == CHECKPOINT_SIZE
         assert not any(content[40:])
-        return StoreCheckpoint.unpack(content, data / "checkpoint")
+        return StoreCheckpoint.unpack(content, place.data / "checkpoint")
 
-    with Daemon(store, data, *SIZES) as daemon:
-        state = daemon.wait_durable(end)
+    with place.running(4000) as daemon:
+        state = daemon.wait_durable(place.end)
         running = checkpoint()
         assert daemon.terminate() == 0
-    headers = [IndexHeader.unpack(path.read_bytes()[:40]) for path in index_files(data)]
+    headers = [IndexHeader.unpack(path.read_bytes()[:40]) for path in index_files(place.data)]
     full = [header for header in headers if header.index_count == 4000]
     assert len(full) == len(headers) - 1 > 1
     expected = StoreCheckpoint(
         physic_msg_timestamp=state["storeTimestamp"],
         logics_msg_timestamp=state["storeTimestamp"],
         index_msg_timestamp=full[-1].end_timestamp,
-        confirm_phy_offset=end,
+        confirm_phy_offset=place.end,
     )
     assert running == checkpoint() == expected
 
 
-def test_a_second_instance_is_refused_and_told_who_runs(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 100)
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_caught_up(end)
-        with Daemon(store, data, *SIZES) as second:
+def test_a_second_instance_is_refused_and_told_who_runs(place: Place, tmp_path: Path) -> None:
+    """By the abort flag, too, from the start to a clean stop."""
+
+    def abort() -> bytes:
+        return (place.data / "abort").read_bytes()
+
+    with place.running(100) as daemon:
+        with place.daemon() as second:
             assert second.wait() == 5
-        assert f"in use by another indexd, pid {daemon.pid}" in second.log.read_text("utf-8")
-        recover = indexd("--recover", "--store", store, "--data", data, *SIZES)
-        assert recover.returncode == 5
-        assert f"pid {daemon.pid}" in recover.stderr
-        out = indexd("rebuild", "--store", store, "--data", tmp_path / "unused", "--out", data, *SIZES)
-        assert out.returncode == 5
-        assert f"pid {daemon.pid}" in out.stderr
-        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
+        assert f"in use by another indexd, pid {daemon.pid}" in end_line(second)
+        for command, data, *out in (("--recover", place.data), ("rebuild", tmp_path / "unused", "--out", place.data)):
+            done = indexd(command, "--store", place.store, "--data", data, *out, *SIZES)
+            assert done.returncode == 5
+            assert f"pid {daemon.pid}" in done.stderr
+        assert abort() == str(daemon.pid).encode("ascii")
+        daemon.kill()
+        assert abort() == str(daemon.pid).encode("ascii")
+    with place.daemon() as daemon:
+        assert daemon.wait_event("recovered")["reasons"] == ["abort is there"]
+        assert abort() == str(daemon.pid).encode("ascii")
+        daemon.wait_event("running")
         assert daemon.terminate() == 0
+    assert not (place.data / "abort").exists()
 
 
 @requires(lambda: need("strace"))
-def test_a_clean_stop_leaves_no_byte_of_an_index_file_unsynced(tmp_path: Path) -> None:
-    store, data, calls = tmp_path / "store", tmp_path / "data", tmp_path / "calls"
-    end = write_log(store, 20_000)
+def test_a_clean_stop_leaves_no_byte_of_an_index_file_unsynced(place: Place, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
     # -D: the daemon is our child, and strace its grandchild.
-    tracer = ("strace", "-D", "-f", "-y", "-s", "0", "-e", "trace=pwrite64,fsync", "-o", str(calls))
-    with Daemon(store, data, *SLOWLY, env={"INDEXD_FLUSH_INTERVAL": "0.01"}, tracer=tracer) as daemon:
-        daemon.wait_caught_up(end)
+    place.tracer = ("strace", "-D", "-f", "-y", "-s", "0", "-e", "trace=pwrite64,fsync", "-o", str(calls))
+    place.env = {"INDEXD_FLUSH_INTERVAL": "0.01"}
+    with place.running(20_000, *SLOWLY) as daemon:
         assert daemon.terminate() == 0
     last: dict[str, dict[str, int]] = {"pwrite64": {}, "fsync": {}}
     for number, line in enumerate(calls.read_text(errors="replace").splitlines()):
         call = re.search(r"(pwrite64|fsync)\(\d+<[^>]*/index/(\d{17})>", line)
         if call is not None:
             last[call[1]][call[2]] = number
-    assert sorted(last["pwrite64"]) == [path.name for path in index_files(data)]
+    assert sorted(last["pwrite64"]) == [path.name for path in index_files(place.data)]
     assert not [name for name, number in last["pwrite64"].items() if last["fsync"].get(name, -1) < number]

@@ -20,13 +20,13 @@ from support.daemon import Daemon, assert_same_index, compile_kernels, index_fil
 from support.queues import tree
 from support.reopened import config_for, named_for, reopen
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
-from support.verifying import HASH, PHY, PREV, TIME, change, change_entry, entry_of
+from support.verifying import ENTRY, HASH, PHY, PREV, TIME, change, change_entry
 
 LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
 MESSAGES = 6000
 #: The file that is damaged, not the first and not the last, and the entry in its middle.
 FILE = 2
-ENTRY = INDEX_NUM // 2
+MIDDLE = INDEX_NUM // 2
 ENTRY_SIZE = 20
 
 
@@ -71,9 +71,13 @@ def recover(store: Path, data: Path, command: Callable[..., Any] = indexd) -> di
     return report
 
 
+def entry_of(path: Path, number: int) -> tuple[int, ...]:
+    return ENTRY.unpack_from(path.read_bytes(), LAYOUT.entry_position(number))
+
+
 def add_to_entry(path: Path, number: int, member: int, by: int) -> None:
     """To one of an entry's four members."""
-    change_entry(path, number, member, entry_of(path, number, LAYOUT)[member] + by, LAYOUT)
+    change_entry(path, number, member, entry_of(path, number)[member] + by, LAYOUT)
 
 
 def check_nothing_to_do(store: Path, data: Path, entries: int) -> None:
@@ -141,7 +145,7 @@ def test_slots_and_header_are_written_again(base: Base, data: Path, damage: Call
     ],
 )
 def test_a_changed_entry_ends_what_is_kept(base: Base, data: Path, file: int, member: int, by: int) -> None:
-    number = ENTRY if file == FILE else base.headers[-1].index_count // 2
+    number = MIDDLE if file == FILE else base.headers[-1].index_count // 2
     add_to_entry(index_files(data)[file], number, member, by)
     report = recovered(base, data)
     assert len(report["deletedFiles"]) == (len(base.headers) - FILE - 1 if file == FILE else 0)
@@ -188,7 +192,7 @@ def test_beside_entries_of_expired_messages(base: Base, data: Path, tmp_path: Pa
     named_for(store, data)
     if is_damaged:
         file = next(number for number, header in enumerate(base.headers) if header.begin_phy_offset > begin)
-        add_to_entry(index_files(data)[file], ENTRY, HASH, HASH_SLOT_NUM)
+        add_to_entry(index_files(data)[file], MIDDLE, HASH, HASH_SLOT_NUM)
         report = recover(store, data)
         assert 0 < report["keptEntries"] < base.entries()
         assert report["keptEntries"] + report["rebuiltEntries"] == base.entries()
@@ -222,7 +226,7 @@ def test_a_plain_start_after_a_kill_does_not_keep_what_its_chain_denies(
 ) -> None:
     path, count = killed
     # One whose message has another one behind it: the chain says nothing about the phy offset of the last.
-    offsets = [entry_of(path, number, LAYOUT)[PHY] for number in range(count)]
+    offsets = [entry_of(path, number)[PHY] for number in range(count)]
     number = next(number for number in range(count // 2, count) if offsets[number] == offsets[number + 1])
     add_to_entry(path, number, member, 1)
     sound = base.entries(-1) + number - 1
