@@ -212,9 +212,10 @@ def test_nothing_is_indexed_that_the_broker_has_not_named(limited: tuple[Path, i
         flags = (*SIZES, "--broker-address", broker.address, "--broker-check-interval", "0.2")
         with Daemon(store, tmp_path / "data", *flags) as daemon:
             assert daemon.wait_caught_up(half)["phyOffset"] == half
-            broker.answer = lambda *_: None  # it hangs: the last word holds
-            time.sleep(1.0)
-            assert daemon.wait_caught_up(half)["phyOffset"] == half
+            broker.answer, asked = lambda *_: None, len(broker.requests)  # it hangs: the last word holds
+            daemon.wait_for(lambda: len(broker.requests) > asked or None, "another question")
+            begun = daemon.state()["writtenAt"]
+            assert daemon.wait_state(lambda row: bool(row["writtenAt"] > begun + 1000))["phyOffset"] == half
             broker.answer = well(str(end))
             broker.hang_up()
             assert daemon.wait_caught_up(end)["phyOffset"] == end
@@ -361,21 +362,30 @@ def built(golden: Golden, out: Path) -> Path:
     return out
 
 
+@pytest.fixture
+def data(golden: Golden, tmp_path: Path) -> Path:
+    return built(golden, tmp_path / "data")
+
+
+def run_to_full(*words: object, stream: str) -> subprocess.CompletedProcess[str]:
+    """A command with one of its two streams on a disk that is full."""
+    command, others = [sys.executable, "-m", "indexd", *map(str, words)], {"stdout": subprocess.PIPE}
+    with Path("/dev/full").open("w") as full:
+        streams: dict[str, Any] = others | {"stderr": subprocess.PIPE} | {stream: full}
+        return subprocess.run(command, **streams, text=True, timeout=120, check=False)
+
+
 def test_nothing_is_made_inside_the_store(golden: Golden) -> None:
     before = sorted(str(path) for path in golden.root.rglob("*"))
-    for words in (
-        ("rebuild", *flags(golden), "--out", str(golden.root / "x")),
-        ("run", *flags(golden), "--data", str(golden.root / "commitlog" / "x")),
-    ):
-        done = indexd(*words)
+    for command, option, inside in (("rebuild", "--out", "x"), ("run", "--data", "commitlog/x")):
+        done = indexd(command, *flags(golden), option, str(golden.root / inside))
         assert done.returncode == 3
         assert "inside the store" in done.stderr
         assert done.stderr.count("\n") == 1
     assert sorted(str(path) for path in golden.root.rglob("*")) == before
 
 
-def test_a_stop_is_heard_when_the_log_lines_go_nowhere(golden: Golden, tmp_path: Path) -> None:
-    data = built(golden, tmp_path / "data")
+def test_a_stop_is_heard_when_the_log_lines_go_nowhere(golden: Golden, data: Path) -> None:
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "indexd", "run", *flags(golden), "--data", str(data)]
     process = subprocess.Popen(command, stderr=writer)
@@ -393,15 +403,17 @@ def test_a_stop_is_heard_when_the_log_lines_go_nowhere(golden: Golden, tmp_path:
 
 def test_a_full_log_disk_does_not_stop_the_index(golden: Golden, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    command = [sys.executable, "-m", "indexd", "--recover", *flags(golden), "--data", str(data)]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stderr=full, stdout=subprocess.DEVNULL, timeout=120, check=False)
-    assert done.returncode == 0
+    assert run_to_full("--recover", *flags(golden), "--data", data, stream="stderr").returncode == 0
     assert len(index_files(data)) == len(golden.index_files())
 
 
-def test_a_full_index_file_that_was_wiped_is_no_empty_answer(golden: Golden, tmp_path: Path) -> None:
-    data = built(golden, tmp_path / "data")
+def test_output_that_cannot_be_written_is_one_line(data: Path) -> None:
+    done = run_to_full("query-key", "-t", "T", "-k", "k", "--data", data, stream="stdout")
+    assert done.returncode == INTERNAL
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_full_index_file_that_was_wiped_is_no_empty_answer(data: Path) -> None:
     file = index_files(data)[2]
     file.write_bytes(bytes(file.stat().st_size))
     done = indexd("query-key", "-t", "T", "-k", "k", "--data", str(data))
@@ -410,42 +422,29 @@ def test_a_full_index_file_that_was_wiped_is_no_empty_answer(golden: Golden, tmp
     assert "--recover" in done.stderr
 
 
-@pytest.mark.parametrize("offset", [0, 434, 1000, -5])
+@pytest.mark.parametrize("offset", [0, 434, 1000, -5, None])
 def test_a_frontier_that_lags_behind_its_own_files_costs_no_duplicate(
-    golden: Golden, tmp_path: Path, offset: int
+    golden: Golden, data: Path, tmp_path: Path, offset: int | None
 ) -> None:
-    data, whole = built(golden, tmp_path / "data"), built(golden, tmp_path / "whole")
+    """Nor does a file that is gone: messages are counted once."""
     path = DataFiles(data).frontier
     known = read_frontier(Disk(), path)
     assert known is not None
-    write_frontier(Disk(), path, replace(known, phy_offset=offset), "0")
+    if offset is None:
+        index_files(data)[1].unlink()
+    else:
+        write_frontier(Disk(), path, replace(known, phy_offset=offset), "0")
     assert indexd("--recover", *flags(golden), "--data", str(data)).returncode == 0
-    assert_same_index(data, whole)
-
-
-def test_messages_are_counted_once(golden: Golden, tmp_path: Path) -> None:
-    data = built(golden, tmp_path / "data")
-    index_files(data)[1].unlink()
-    assert indexd("--recover", *flags(golden), "--data", str(data)).returncode == 0
-    assert json.loads(DataFiles(data).frontier.read_text())["messages"] == 4000
+    assert_same_index(data, built(golden, tmp_path / "whole"))
+    assert json.loads(path.read_text())["messages"] == 4000 or offset is not None
 
 
 def test_a_store_without_messages_can_be_asked(tmp_path: Path) -> None:
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     with Daemon(tmp_path / "store", tmp_path / "data") as daemon:
-        daemon.wait_event("running", 60)
-        done = indexd("query-key", "-t", "T", "-k", "k", "--data", str(tmp_path / "data"))
-        assert done.returncode == 0
+        daemon.wait_event("running")
+        assert indexd("query-key", "-t", "T", "-k", "k", "--data", str(tmp_path / "data")).returncode == 0
         assert daemon.terminate() == 0
-
-
-def test_output_that_cannot_be_written_is_one_line(golden: Golden, tmp_path: Path) -> None:
-    data = built(golden, tmp_path / "data")
-    command = [sys.executable, "-m", "indexd", "query-key", "-t", "T", "-k", "k", "--data", str(data)]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == 70
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_pipe_is_not_inspected(tmp_path: Path) -> None:

@@ -137,25 +137,6 @@ def check_that_it_says_where_its_log_ends(broker: Broker) -> None:
     admin.close()
 
 
-def test_a_broker_that_is_killed_is_dead_at_once(home: Path) -> None:
-    store = home / "first" / "store"
-    with Broker(home / "second", store=store, indexFileWriteEnable=False) as broker, beside(broker, home) as daemon:
-        watch = watch_of(store, broker, run_mode="offload")
-        row = look_once_it_answers(watch)
-        assert (row["alive"], row["indexing"], row["unsafe"]) == (True, False, [])
-        send(broker, home, 2)
-        row = watch.look()
-        assert (row["indexing"], row["unsafe"]) == (False, [])  # it writes none, as it says
-        broker.kill()
-        row = watch.look()
-        assert (row["alive"], row["pid"], row["how"]) == (False, None, "none")
-        assert row["maxOffset"] > 0  # its last word
-        watch.close()
-        daemon.wait_state(lambda row: row["broker"]["alive"] is False)
-        assert daemon.terminate() == 0
-    assert troubles(daemon) <= {"broker_unsafe"}  # one that dies answers nobody for a moment, and is there
-
-
 def test_a_broker_is_found_without_configuration_and_says_what_it_removed(home: Path, tmp_path: Path) -> None:
     """What its recovery cut off stands whole behind its end, and only it knows that."""
     store = home / "first" / "store"
@@ -179,6 +160,8 @@ def test_a_broker_is_found_without_configuration_and_says_what_it_removed(home: 
         assert (row["address"], row["answers"], row["maxOffset"]) == (broker.address, True, end)
         assert not row["unsafe"]
         broker.kill()
+        row = watch.look()
+        assert (row["alive"], row["pid"], row["how"]) == (False, None, "none"), "dead at once"
     deadline = time.monotonic() + 30
     while limit.ask(removed[0].phy_offset, b"stale") is not None:
         assert time.monotonic() < deadline
