@@ -115,15 +115,6 @@ def check_directory(store: Path, data: Path, *flags: str) -> None:
     assert len(list((data / "index").iterdir())) == len(index_files(data)), all_files(data)
 
 
-def run_again(store: Path, data: Path, end: int, *flags: str, tracer: Sequence[str] = ()) -> Daemon:
-    """The next start after an end with the abort flag left: it recovers, and all is whole. The daemon, ended."""
-    assert (data / "abort").exists()
-    with Daemon(store, data, *(flags or SIZES), tracer=tracer) as daemon:
-        daemon.wait_event("recovered")
-        check_whole(daemon, end, *flags)
-    return daemon
-
-
 class Place:
     """A store, a data directory, and daemons for them; ``env`` and ``tracer`` are theirs."""
 
@@ -170,8 +161,11 @@ class Place:
             check_whole(daemon, self.end)
 
     def run_again(self) -> None:
-        """The same, and it says that it recovered."""
-        run_again(self.store, self.data, self.end, tracer=self.tracer)
+        """The same after an end with the abort flag left, and it says that it recovered."""
+        assert (self.data / "abort").exists()
+        with self.daemon() as daemon:
+            daemon.wait_event("recovered")
+            check_whole(daemon, self.end)
 
 
 def under_permissions() -> tuple[str, ...]:

@@ -61,20 +61,11 @@ class FakeNotifier(Notifier):
         self.pings = 0
         self.said: list[tuple[str, str]] = []
 
-    def ready(self, status: str) -> None:
-        self.said.append(("ready", status))
-
     def status(self, text: str) -> None:
         self.said.append(("status", text))
 
-    def extend(self, seconds: float) -> None:
-        self.said.append(("extend", str(seconds)))
-
     def watchdog(self) -> None:
         self.pings += 1
-
-    def stopping(self) -> None:
-        self.said.append(("stopping", ""))
 
 
 def make_instance(config: Config, notifier: Notifier | None = None) -> Instance:

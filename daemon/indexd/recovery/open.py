@@ -211,7 +211,8 @@ class _Opening:
         self._paths = fresh.commit_log_paths
         self.reader = _open_reader(config, disk)
         self._begin = self.reader.log.min_offset or 0
-        recheck = max(config.recovery.recheck_bytes, damage.recheck_size(self.known))
+        damaged = 0 if damage.recheck_from is None else self.known.phy_offset - damage.recheck_from
+        recheck = max(config.recovery.recheck_bytes, damaged)
         self.log = KnownLog(disk, self.reader, self.known, recheck, is_forced=forced)
         self.log.check_same_store(config.store.data, self.known)
         # The outputs besides the key index, whether each is wanted, and what is kept of each.
@@ -227,7 +228,15 @@ class _Opening:
             self._disk, self.files, self.frontier,
             unclean=self._is_unclean, log_begin=self._begin, damaged=self._damage.files,
         )  # fmt: skip
-        return _without_removed(plan_recovery(found, forced=self._is_forced), self.known, log_limit)
+        plan, known = plan_recovery(found, forced=self._is_forced), self.known
+        # What the broker does not know of the messages that nobody could be asked about is read again.
+        if known.unproven_from is not None and plan.phy_offset is not None and log_limit is not None:
+            vouched = log_limit.ask(known.phy_offset)
+            if vouched is not None and vouched < known.phy_offset:
+                cut = known.unproven_from
+                reason = f"the broker's log ends at {vouched}; messages behind {cut} were not proven"
+                return replace(plan, phy_offset=cut, cut=True, reason=reason)
+        return plan
 
     def recover(self, plan: RecoveryPlan, on_progress: OnProgress) -> Recovered:
         """Make the files of all outputs what holds of them."""
@@ -369,18 +378,6 @@ def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
     reader.unproven_from = base.unproven_from
     if base.stale_head is not None:
         reader.deny(base.stale_head)
-
-
-def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit | None) -> RecoveryPlan:
-    # What the broker does not know of the messages that nobody could be asked about is read again.
-    cut = frontier.unproven_from
-    if cut is None or plan.phy_offset is None or log_limit is None:
-        return plan
-    vouched = log_limit.ask(frontier.phy_offset)
-    if vouched is None or vouched >= frontier.phy_offset:
-        return plan
-    reason = f"the broker's log ends at {vouched}; messages behind {cut} were not proven"
-    return replace(plan, phy_offset=cut, cut=True, reason=reason)
 
 
 def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progress: OnProgress) -> None:

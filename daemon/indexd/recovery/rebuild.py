@@ -104,8 +104,6 @@ def rebuild(
 
 def check_target(disk: Disk, out: Path) -> None:
     """Refuse an ``--out`` that is not an empty directory, or no directory yet: UsageError, BusyError."""
-    if str(out) == ".":
-        raise UsageError("--out names the working directory", "name a directory that is empty or not there")
     if out.is_symlink():  # whoever made it says where root writes
         raise UsageError(f"--out {out} is a link", "name the directory itself")
     if disk.exists(out) and not out.is_dir():

@@ -298,10 +298,6 @@ class Damage:
     recheck_from: int | None = None
     is_secondary: bool = False
 
-    def recheck_size(self, frontier: Frontier) -> int:
-        """So much of the log before the frontier's end has to be compared."""
-        return 0 if self.recheck_from is None else max(frontier.phy_offset - self.recheck_from, 0)
-
 
 NO_DAMAGE = Damage()
 

@@ -86,7 +86,7 @@ class Daemon:
                 for stage in (self._reput, self._drain, self._flush, self._scrub, self._watch_stages):
                     tasks.create_task(stage(), name=stage.__name__)
         except BaseExceptionGroup as group:
-            raise first_error(group) from None
+            raise group.exceptions[0] from None
         finally:
             self._stop_reading.set()
             for thread in self._threads.values():
@@ -334,9 +334,3 @@ class Daemon:
 def can_wait(error: IndexdError) -> bool:
     """Whether the cause may go away, and waiting for that harms nothing."""
     return isinstance(error, MissingStoreError) or (isinstance(error, DiskError) and error.is_transient)
-
-
-def first_error(group: BaseExceptionGroup) -> BaseException:
-    """The one error of a group that the operator is shown."""
-    first = group.exceptions[0]
-    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
