@@ -23,9 +23,8 @@ from indexd.flush.frontier import (
     Uncovered,
     add_uncovered,
     read_frontier,
-    write_frontier,
 )
-from indexd.flush.pipeline import Pipeline, Progress, write_down
+from indexd.flush.pipeline import Pipeline, Progress
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, FileMark, IndexHeader, IndexLayout
@@ -111,10 +110,6 @@ def test_a_damaged_frontier_is_corrupt_data(tmp_path: Path, data: bytes) -> None
         read_frontier(Disk(), path)
 
 
-def test_no_frontier_is_none(tmp_path: Path) -> None:
-    assert read_frontier(Disk(), tmp_path / "frontier") is None
-
-
 def test_uncovered_ranges_merge_and_stay_bounded() -> None:
     gaps: tuple[Uncovered, ...] = ()
     for begin in range(0, 20 * UNCOVERED_MAX, 10):
@@ -183,20 +178,6 @@ def test_a_full_file_that_cannot_be_synced_is_named_nowhere_and_stays_to_be_sync
     assert not disk.exists(files.checkpoint)
     assert pipeline.mark().marks[0].unsynced == paths
     service.close()
-
-
-def test_an_open_file_does_not_move_the_index_time(tmp_path: Path) -> None:
-    """As in RocketMQ: only a full file that is durable does (spec rocketmq-store 4.4)."""
-    files = DataFiles(tmp_path)
-    mark = FileMark("20260101000000000", IndexHeader(1, 2, 3, 4, 5, 6), full=False)
-    write_down(Disk(), files, FRESH.with_outputs(index=(mark,)))
-    assert StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint).index_msg_timestamp == 0
-
-
-def test_writing_a_frontier_twice_leaves_no_temporary_file(tmp_path: Path) -> None:
-    for _ in range(2):
-        write_frontier(Disk(), tmp_path / "frontier", FRESH, "1")
-    assert [path.name for path in tmp_path.iterdir()] == ["frontier"]
 
 
 # --- what is on disk -> what is kept, replayed and removed: a row a case ---
