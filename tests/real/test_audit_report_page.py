@@ -10,8 +10,10 @@ import pytest
 
 from indexd.audit.causes import make_cause
 from indexd.audit.page import audit_page
+from indexd.audit.report import AuditReport
 from indexd.audit.result import Gap
-from support.audit_reports import GIB, Made, with_pid
+from indexd.storage.lock import BrokerLock
+from support.audit_reports import GIB, made_report
 from support.browser import CHROMIUM, Browser, Tab
 
 pytestmark = CHROMIUM
@@ -26,19 +28,22 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
-def wrong_store() -> Made:
-    made = Made(640, 30, 0)
-    made.files[3] = replace(made.files[3], name=HOSTILE, unreachable=31_234)
-    made.files.pop(17)
-    made.add_hole(
-        made.files[16].end + 1024, 21 * GIB, make_cause("unclean-stop", "it begins behind a full file", HOSTILE)
+def wrong_store() -> AuditReport:
+    report = made_report(
+        640,
+        30,
+        [
+            (361 * GIB, 21 * GIB, make_cause("unclean-stop", "it begins behind a full file", HOSTILE)),
+            (440 * GIB, 1 << 20, make_cause("index-off")),
+            (637 * GIB, 3 * GIB, make_cause("not-dispatched-yet", "the broker runs")),
+        ],
+        [(f"index/{HOSTILE}", "chain-previous", HOSTILE * 5, 1200)],
+        [Gap(500 * GIB, 520 * GIB, HOSTILE)],
     )
-    made.add_hole(240 * GIB, 1 << 20, make_cause("index-off"))
-    made.add_hole(637 * GIB, 3 * GIB, make_cause("not-dispatched-yet", "the broker runs"))
-    made.gaps.append(Gap(500 * GIB, 520 * GIB, HOSTILE))
-    made.add_finding(f"index/{HOSTILE}", "chain-previous", HOSTILE * 5, 1200)
-    with_pid(made, 4711)
-    return made
+    first, *files = report.audit.files
+    state = replace(report.state, lock=BrokerLock(True, 4711, "lock"))
+    audit = replace(report.audit, files=(replace(first, name=HOSTILE, unreachable=31_234), *files))
+    return replace(report, audit=audit, state=state)
 
 
 def opened(browser: Browser, folder: Path, page: str, *, width: int, dark: bool = False) -> Tab:
@@ -51,7 +56,7 @@ def opened(browser: Browser, folder: Path, page: str, *, width: int, dark: bool 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
 def test_it_runs_nothing_fetches_nothing_and_fits(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
-    tab = opened(browser, tmp_path, audit_page(wrong_store().report()), width=width, dark=dark)
+    tab = opened(browser, tmp_path, audit_page(wrong_store()), width=width, dark=dark)
     assert tab.eval("document.documentElement.dataset.pwned ?? ''") == ""
     assert [url for url in tab.requests if not url.startswith("file:")] == []
     assert tab.complaints == []

@@ -8,6 +8,7 @@ import shutil
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from indexd.audit import (
     run_audit,
 )
 from indexd.audit.page import lines
+from indexd.audit.queues import QueuesAudit, join_queues, why_not
 from indexd.cli.output import show_time
 from indexd.commitlog.reader import LogReader
 from indexd.config import Config, load
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.pages.wording import show_size
@@ -35,7 +38,8 @@ from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 from support.goldens import Golden
 from support.naive import NaiveIndexFile, NaiveMessage, key_hash, naive_frames, split_keys
-from support.small_log import SEGMENT_SIZE, write_log
+from support.queues import batches_of
+from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, write_log
 
 
 def config_for(store: Path, layout: IndexLayout, segment_size: int, **keys: Any) -> Config:
@@ -58,10 +62,21 @@ def config_of_golden(golden: Golden, **keys: Any) -> Config:
     return config_for(golden.root, layout, golden.segment_size, **keys)
 
 
+def files_of(config: Config, folder: str = "index") -> list[Path]:
+    """The files of a folder of the store, oldest name first."""
+    path = store_of(config) / folder
+    return sorted(path.iterdir()) if path.exists() else []
+
+
+def copied(config: Config, store: Path) -> Config:
+    """The same store elsewhere."""
+    shutil.copytree(config.store.store or "", store)
+    return config.model_copy(update={"store": config.store.model_copy(update={"store": store})})
+
+
 def index_log(config: Config, flavour: str = "5.4", *, begin: int = 0, name: int = 20260101000000000) -> None:
     """Build STORE/index over the log from ``begin`` on with IndexService, behind the files that are there."""
-    assert config.store.store is not None
-    folder = config.store.store / "index"
+    folder = store_of(config) / "index"
     folder.mkdir(exist_ok=True)
     layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
     kind = FLAVOURS[flavour]
@@ -113,16 +128,19 @@ def key_texts(message: NaiveMessage, flavour: str) -> list[str]:
     return texts
 
 
-def _file(data: bytes, hash_slot_num: int, index_num: int) -> NaiveIndexFile:
-    # With the entry behind the last one too: RocketMQ reads it where a slot names it.
-    file = NaiveIndexFile.from_bytes(data, hash_slot_num, index_num)
-    file.entries = list(struct.iter_unpack(">iqii", data[40 + 4 * hash_slot_num :]))
-    return file
+def naive_files(config: Config) -> dict[str, NaiveIndexFile]:
+    """The index files by name; with the entry behind the last one, too: RocketMQ reads it where a slot names it."""
+    found = {}
+    for path in files_of(config):
+        data, layout = path.read_bytes(), config.index
+        found[path.name] = NaiveIndexFile.from_bytes(data, layout.hash_slot_num, layout.index_num)
+        found[path.name].entries = list(struct.iter_unpack(">iqii", data[40 + 4 * layout.hash_slot_num :]))
+    return found
 
 
-def _select(file: NaiveIndexFile, wanted: int) -> set[int]:
-    # Spec rocketmq-store 3.7, asked for all time and for any number; Java goes round a loop for ever.
-    found: set[int] = set()
+def select(file: NaiveIndexFile, wanted: int) -> list[int]:
+    """Spec rocketmq-store 3.7, asked for all time and for any number; Java goes round a loop for ever."""
+    found: list[int] = []
     current = file.slots[wanted % len(file.slots)]
     if not 0 < current <= file.index_count or file.index_count <= 1:
         return found
@@ -132,7 +150,7 @@ def _select(file: NaiveIndexFile, wanted: int) -> set[int]:
         if seconds < 0:
             break
         if hashed == wanted:
-            found.add(phy_offset)
+            found.append(phy_offset)
         if not 0 < previous <= file.index_count or previous == current:
             break
         current = previous
@@ -144,22 +162,15 @@ def lost_keys(config: Config, flavour: str, plan: AuditPlan | None = None) -> Co
 
     With a plan, entries count for nothing that point where no entry of their file is believed to point.
     """
-    assert config.store.store is not None
-    layout = config.index
     believed = {file.name: range(file.begin, file.end + 1) for file in plan.files} if plan is not None else {}
-    files = {
-        path.name: _file(path.read_bytes(), layout.hash_slot_num, layout.index_num)
-        for path in sorted((config.store.store / "index").iterdir())
-    }
-    answers: dict[str, set[int]] = {}
-    lost: Counter[int] = Counter()
-    for message in naive_frames(config.store.store / "commitlog", config.store.segment_size):
+    files, answers, lost = naive_files(config), dict[str, set[int]](), Counter[int]()
+    for message in naive_frames(store_of(config) / "commitlog", config.store.segment_size):
         for text in key_texts(message, flavour):
             if text not in answers:
                 answers[text] = {
                     offset
                     for name, file in files.items()
-                    for offset in _select(file, key_hash(text))
+                    for offset in select(file, key_hash(text))
                     if plan is None or offset in believed[name]
                 }
             if message.phy_offset not in answers[text]:
@@ -219,3 +230,49 @@ class Runs:
         rows = [{key: row[key] for key in row if key not in VOLATILE} for row in report.rows()]
         assert report.resumed_tasks == len(report.plan.tasks) - len(self.tasks)
         return rows
+
+
+QUEUED = 2000
+
+
+def config_with_queues(store: Path) -> Config:
+    """What ``indexd audit`` is told of such a store."""
+    return config_for(store, IndexLayout(50, 700), SEGMENT_SIZE, consume_queue_file_size=QUEUE_FILE_SIZE)
+
+
+def store_with_queues(root: Path) -> Config:
+    """A sound one of several index files; no queue lacks a message."""
+    write_log(root / "store", QUEUED)
+    config = config_with_queues(root / "store")
+    build_queues(config)
+    index_log(config)
+    return config
+
+
+def build_queues(config: Config) -> None:
+    """All that the log comes to, into STORE/consumequeue."""
+    root = store_of(config)
+    queues = ConsumeQueueStore(Disk(), root / "consumequeue", config.store.consume_queue_file_size, 1000)
+    for batch in batches_of(root / "commitlog", config.store.segment_size):
+        queues.build(batch)
+    queues.publish()
+    queues.close()
+
+
+def store_of(config: Config) -> Path:
+    assert config.store.store is not None
+    return config.store.store
+
+
+def audit_queues(config: Config, cuts: Sequence[int] = (), *, backwards: bool = False) -> QueuesAudit:
+    """What ``--queues`` finds; ``cuts`` are where messages begin."""
+    if (reason := why_not(Disk(), config)) is not None:
+        return QueuesAudit(reason)
+    plan = plan_audit(Disk(), config, cuts=cuts)
+    plan.tasks = [replace(task, queues=True) for task in plan.tasks]
+    tasks = plan.tasks[::-1] if backwards else plan.tasks
+    parts = [audit_task(task, Disk(), config) for task in tasks]
+    parts = parts[::-1] if backwards else parts
+    found = join(plan, parts)
+    seen = [part.queues for part in parts if part.queues is not None]
+    return join_queues(Disk(), config, found, seen, is_live=plan.is_live)

@@ -34,6 +34,14 @@ class Broker:
         self.service = NaiveIndexService(layout.hash_slot_num, layout.index_num)
         self.config = config_for(self.store.root, layout, SEGMENT)
 
+    @classmethod
+    def sound(cls, root: Path) -> Broker:
+        """One that has indexed all, and was stopped."""
+        made = cls(root)
+        made.dispatch(made.messages)
+        made.stopped()
+        return made
+
     def dispatch(self, messages: Iterable[NaiveMessage]) -> None:
         for message in messages:
             self.service.build_index(message)

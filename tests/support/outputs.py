@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
-from indexd.sparse.format import index_name, time_index_name
+from indexd.sparse.format import SparseMark, index_name, time_index_name
 from indexd.storage.disk import Disk
 from support.data_directory import changed
 from support.reopened import config_for, undisturbed
@@ -46,6 +46,11 @@ class Built:
         assert self.frontier.queues is not None
         return self.frontier.queues
 
+    @property
+    def sparse(self) -> SparseMark:
+        assert self.frontier.sparse is not None
+        return self.frontier.sparse
+
     def queue_file(self, mark: QueueMark, unit: int) -> Path:
         """The file that holds a unit."""
         begin = unit // UNITS * QUEUE_FILE_SIZE
@@ -58,8 +63,7 @@ class Built:
 
     def pair(self, at: int) -> tuple[Path, Path]:
         """The sparse indexes of a segment by its number; -1 is the growing one."""
-        assert self.frontier.sparse is not None
-        return self.pair_of(self.frontier.sparse.segments[at].base)
+        return self.pair_of(self.sparse.segments[at].base)
 
     def pair_of(self, base: int) -> tuple[Path, Path]:
         """The same by the segment's base."""
@@ -93,8 +97,7 @@ def live_bytes(built: Built) -> list[tuple[Path, int]]:
     for mark in built.marks:
         units = range(0, mark.max_offset, UNITS)
         rows += [(built.queue_file(mark, unit), min(mark.max_offset - unit, UNITS) * UNIT_SIZE) for unit in units]
-    assert built.frontier.sparse is not None
-    for at, segment in enumerate(built.frontier.sparse.segments):
+    for at, segment in enumerate(built.sparse.segments):
         offsets, times = built.pair(at)
         rows += [(offsets, 8 * segment.offset_entries), (times, 12 * segment.time_entries)]
     return rows

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from indexd.consumequeue.format import UNIT, Unit
-from indexd.index.format import IndexEntry, IndexHeader, IndexLayout, unpack_entry, unpack_slot
 from indexd.storage.names import is_index_name
 
 if TYPE_CHECKING:
@@ -23,22 +21,23 @@ def index_files(root: Path) -> list[Path]:
 def assert_same_index(a: Path, b: Path, *, log_begin: int = 0) -> None:
     """All that two directories hold of what is built from a log is the same, byte for byte; index files by number.
 
-    One of the two is indexd's own: its frontier says how the files are divided. The other may be a store, which has no
-    sparse indexes. ``b`` may still hold queue files and segments of messages before ``log_begin``.
+    One of the two may be a store, which has no sparse indexes. ``b`` may still hold queue files and segments of
+    messages before ``log_begin``.
     """
     for name, is_old in (("consumequeue", _is_old_queue_file), ("sparse", _is_old_sparse_index)):
         if (a / name).exists() and (b / name).exists():
             assert_same_tree(a / name, b / name, {path for path in _files(b / name) if is_old(path, log_begin)})
     files_a, files_b = index_files(a), index_files(b)
-    layout = _layout(a, b)
-    for number, (path_a, path_b) in enumerate(zip(files_a, files_b, strict=False)):
-        data_a, data_b = path_a.read_bytes(), path_b.read_bytes()
-        if data_a != data_b:
-            raise AssertionError(
-                f"index file {number} of {len(files_a)} differs in {_first_difference(data_a, data_b, layout)}\n"
-                f"  {path_a}: {IndexHeader.unpack(data_a)}\n  {path_b}: {IndexHeader.unpack(data_b)}"
-            )
+    for path_a, path_b in zip(files_a, files_b, strict=False):
+        _assert_same(path_a, path_b)
     assert len(files_a) == len(files_b), f"{len(files_a)} index files in {a}, {len(files_b)} in {b}"
+
+
+def _assert_same(a: Path, b: Path) -> None:
+    data = [path.read_bytes() for path in (a, b)]
+    if data[0] != data[1]:
+        at = next((at for at, pair in enumerate(zip(*data, strict=False)) if pair[0] != pair[1]), "the end")
+        raise AssertionError(f"{a} and {b} differ from byte {at} on, of {len(data[0])} and {len(data[1])} bytes")
 
 
 def assert_same_tree(a: Path, b: Path, only_b: Collection[Path] = ()) -> None:
@@ -49,11 +48,7 @@ def assert_same_tree(a: Path, b: Path, only_b: Collection[Path] = ()) -> None:
     only = [sorted(map(str, one.keys() - other.keys())) for one, other in (files, files[::-1])]
     assert only == [[], []], f"only in {a}: {only[0][:9]}; only in {b}: {only[1][:9]}"
     for name in sorted(files[0]):
-        data = [one[name].read_bytes() for one in files]
-        if data[0] != data[1]:
-            at = next((at for at, pair in enumerate(zip(*data, strict=False)) if pair[0] != pair[1]), "the end")
-            sizes = f"{len(data[0])} and {len(data[1])} bytes"
-            raise AssertionError(f"{name} differs from byte {at} on, {sizes}: {a} and {b}")
+        _assert_same(files[0][name], files[1][name])
 
 
 def _files(root: Path) -> list[Path]:
@@ -74,24 +69,3 @@ def _is_old_queue_file(path: Path, log_begin: int) -> bool:
     units = (Unit(*row) for row in UNIT.iter_unpack(path.read_bytes()))
     is_last = path == max(path.parent.iterdir())
     return not is_last and all(unit.phy_offset < log_begin for unit in units)
-
-
-def _layout(a: Path, b: Path) -> IndexLayout:
-    frontier = next(path for path in (a / "frontier", b / "frontier") if path.exists())
-    row = json.loads(frontier.read_bytes())
-    return IndexLayout(row["hashSlotNum"], row["indexNum"])
-
-
-def _first_difference(a: bytes, b: bytes, layout: IndexLayout) -> str:
-    if len(a) != len(b):
-        return f"its size: {len(a)} and {len(b)}"
-    at = next(position for position in range(len(a)) if a[position] != b[position])
-    if at < 40:
-        return f"its header, byte {at}"
-    if at < layout.entry_position(0):
-        slot = (at - 40) // 4
-        found = [unpack_slot(data[layout.slot_position(slot) :][:4]) for data in (a, b)]
-        return f"slot {slot}: {found[0]} and {found[1]}"
-    number = (at - layout.entry_position(0)) // 20
-    entries: list[IndexEntry] = [unpack_entry(data[layout.entry_position(number) :][:20]) for data in (a, b)]
-    return f"entry {number}: {entries[0]} and {entries[1]}"

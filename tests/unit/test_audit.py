@@ -1,9 +1,11 @@
-"""Audits of RocketMQ's own stores, of other orders and flavours, and however the work is cut."""
+"""The audit of index files: RocketMQ's own stores, planted faults, and plain twins of what it is made of."""
 
 from __future__ import annotations
 
+import os
 import random
-import shutil
+import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,26 +13,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.audit.plan import NEVER, plan_audit
+from indexd.audit import Audit, AuditOptions, AuditReport, audit_here, audit_task, join, plan_audit
+from indexd.audit.report import WIDTHS, Answers
+from indexd.compare.index import (
+    NOTED_MAX,
+)
 from indexd.config import Config
-from indexd.index.format import IndexLayout
+from indexd.errors import UnsafeStoreError, UsageError
+from indexd.index.format import IndexEntry, IndexLayout
+from indexd.recovery.log_range import NEVER
 from indexd.storage.disk import Disk
+from support.auditing import LAYOUT as LARGE
 from support.auditing import (
     audit,
     audit_plan,
     config_for,
     config_of_golden,
+    copied,
+    files_of,
     index_log,
     key_texts,
     lost_keys,
     rows_of,
+    wrong_store,
 )
 from support.commitlog_writer import CommitLogWriter, FrameSpec
+from support.data_directory import SEGMENT, T0, Store, spec
 from support.goldens import GOLDENS, unpack
+from support.indexing_broker import Broker, checked
 from support.naive import naive_frames
 from support.small_log import SEGMENT_SIZE, write_log
-
-LAYOUT = IndexLayout(500, 2000)
+from support.verifying import HASH, LAYOUT, PHY, PREV, TIME, change, change_entry, entry_of, set_slot
 
 
 @pytest.fixture(scope="module")
@@ -38,94 +51,85 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Several segments and files; not to be changed."""
     store = tmp_path_factory.mktemp("small") / "store"
     write_log(store, 4000)
-    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    config = config_for(store, LARGE, SEGMENT_SIZE)
     index_log(config)
     return config
+
+
+@pytest.fixture
+def copy(small: Config, tmp_path: Path) -> Config:
+    return copied(small, tmp_path / "store")
+
+
+def flavours_of(found: Audit) -> list[str]:
+    assert found.is_sound, rows_of(found)
+    return [era.flavour for era in found.eras]
 
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_nothing_is_wrong_with_what_rocketmq_wrote(tmp_path: Path, name: str) -> None:
     golden = unpack(name, tmp_path)
-    found = audit(config_of_golden(golden))
-    assert found.is_sound, rows_of(found)
-    assert {era.flavour for era in found.eras} == {golden.flavour}
-    assert not found.is_flavour_given
-    rows = golden.messages()
+    report = report_of(config_of_golden(golden))
+    found, rows = report.audit, golden.messages()
+    assert (set(flavours_of(found)), found.is_flavour_given) == ({golden.flavour}, False)
     assert (found.messages, found.log_end) == (len(rows), rows[-1]["phyOffset"] + rows[-1]["size"])
     frames = naive_frames(golden.root / "commitlog", golden.segment_size)
     assert found.keys == found.entries == sum(len(key_texts(frame, golden.flavour)) for frame in frames)
     assert len(found.files) == len(golden.index_files())
+    # RocketMQ's own query finds all of the sample.
+    answers = report.answers
+    assert answers is not None
+    assert answers.drawn == answers.asked >= 40
+    assert {(share["queries"], share["missed"]) for share in answers.shares} == {(answers.asked, 0)}
 
 
 @pytest.mark.parametrize("flavour", ["3.x", "4.0", "4.7", "5.4"])
 def test_an_index_of_our_own_has_no_findings_in_any_flavour(tmp_path: Path, flavour: str) -> None:
     store = tmp_path / "store"
     write_log(store, 3000)
-    index_log(config_for(store, LAYOUT, SEGMENT_SIZE), flavour)
-    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
-    assert found.is_sound, rows_of(found)
-    assert [era.flavour for era in found.eras] == ["4.7" if flavour == "4.0" else flavour]
+    index_log(config_for(store, LARGE, SEGMENT_SIZE), flavour)
+    assert flavours_of(audit(config_for(store, LARGE, SEGMENT_SIZE))) == ["4.7" if flavour == "4.0" else flavour]
     if flavour == "5.4":
-        assert audit(config_for(store, LAYOUT, SEGMENT_SIZE, flavour="4.7")).counts["entry-without-key"] > 1000
+        assert audit(config_for(store, LARGE, SEGMENT_SIZE, flavour="4.7")).counts["entry-without-key"] > 1000
 
 
-def test_what_has_expired_is_no_finding(small: Config, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
-    before = audit(small)
-    for segment in sorted((store / "commitlog").iterdir())[:2]:
+def test_what_has_expired_is_no_finding(small: Config, copy: Config) -> None:
+    for segment in files_of(copy, "commitlog")[:2]:
         segment.unlink()
-    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
+    found = audit(copy)
     assert found.is_sound, rows_of(found)
     assert found.log_begin == 2 * SEGMENT_SIZE
     assert found.expired_entries > 4000  # a whole file, and a part of the next
-    assert found.expired_entries + found.entries == before.entries
+    assert found.expired_entries + found.entries == audit(small).entries
 
 
-def test_the_log_was_cut_and_entries_point_behind_it(small: Config, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
-    segments = sorted((store / "commitlog").iterdir())
-    segments[-1].unlink()
-    config = config_for(store, LAYOUT, SEGMENT_SIZE)
-    found = audit(config)
-    assert set(found.counts) == {"entry-behind-log"}
-    assert found.counts["entry-behind-log"] == audit(small).entries - found.keys
+def test_the_log_was_cut_and_entries_point_behind_it(small: Config, copy: Config) -> None:
+    files_of(copy, "commitlog")[-1].unlink()
+    found = audit(copy)
+    assert found.counts == {"entry-behind-log": audit(small).entries - found.keys}
     assert found.missing_keys == 0
 
 
-def test_indexed_twice_after_a_crash(small: Config, tmp_path: Path) -> None:
+def test_indexed_twice_after_a_crash(copy: Config) -> None:
     # The newest file was thrown away, and re-dispatch began before its first message (spec rocketmq-store 7.5).
-    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
-    config = config_for(store, LAYOUT, SEGMENT_SIZE)
-    max((store / "index").iterdir()).unlink()
-    index_log(config, begin=SEGMENT_SIZE, name=20270101000000000)
-    found = audit(config)
+    files_of(copy)[-1].unlink()
+    index_log(copy, begin=SEGMENT_SIZE, name=20270101000000000)
+    found = checked(copy)
     assert found.missing_keys == 0
     # Of the files that were made anew, those that end before the newest old one have names out of order.
     assert set(found.counts) == {"entry-twice", "file-order"}
     assert found.counts["entry-twice"] == found.entries - found.keys
-    assert lost_keys(config, "5.4").total() == 0
 
 
-def test_wherever_the_work_is_cut_it_comes_to_the_same(small: Config, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
-    files = sorted((store / "index").iterdir())
-    files[2].unlink()
-    rand = random.Random(7)
-    for path in (files[0], files[1], files[-1]):
-        data = bytearray(path.read_bytes())
-        for _ in range(60):
-            data[rand.randrange(2040, len(data) // 2)] ^= 1 << rand.randrange(8)
-        path.write_bytes(data)
-    index_log(config_for(store, LAYOUT, SEGMENT_SIZE), begin=SEGMENT_SIZE, name=20270101000000000)
-    for path in sorted((store / "index").iterdir())[-2:]:
+def test_wherever_the_work_is_cut_it_comes_to_the_same(tmp_path: Path) -> None:
+    config = wrong_store(tmp_path / "store")
+    index_log(config, begin=SEGMENT_SIZE, name=20270101000000000)
+    for path in files_of(config)[-2:]:
         path.unlink()
-    config = config_for(store, LAYOUT, SEGMENT_SIZE)
-    wanted = audit(config)
-    assert wanted.missing_keys
+    wanted = checked(config)
     assert len(wanted.counts) >= 5
     assert wanted.hole_count > 3
-    assert wanted.missing_keys == lost_keys(config, "5.4").total()
-    offsets = [frame.phy_offset for frame in naive_frames(store / "commitlog", SEGMENT_SIZE)]
+    offsets = [frame.phy_offset for frame in naive_frames(tmp_path / "store" / "commitlog", SEGMENT_SIZE)]
 
     @settings(max_examples=25)
     @given(st.lists(st.sampled_from(offsets), max_size=8), st.sampled_from([None, SEGMENT_SIZE]), st.randoms())
@@ -143,67 +147,46 @@ def test_wherever_the_work_is_cut_it_comes_to_the_same(small: Config, tmp_path: 
 
 
 BEFORE, BETWEEN, NOW = "3.x", "4.7", "5.4"
-SMALL = IndexLayout(100, 400)
 
 
-def write(store: Path, count: int, keys: int, tagged: Callable[[int], bool] = lambda _: False) -> None:
+def write(store: Path, count: int, keys: int, tagged: Callable[[int], bool], entries: int = 400) -> Config:
     """Messages with a unique key, ``keys`` further ones, and a tag where wanted."""
     with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
         for number in range(count):
-            properties = {"UNIQ_KEY": f"{number:032X}"}
-            if keys:
-                properties["KEYS"] = " ".join(f"k{number}-{key}" for key in range(keys))
-            if tagged(number):
-                properties["TAGS"] = "TagA"
+            texts = {"UNIQ_KEY": f"{number:032X}", "KEYS": " ".join(f"k{number}-{key}" for key in range(keys))}
+            properties = {name: text for name, text in texts.items() if text} | (
+                {"TAGS": "A"} if tagged(number) else {}
+            )
             writer.append(FrameSpec("Orders", b"", properties, store_timestamp=1_700_000_000_000 + number))
+    return config_for(store, IndexLayout(100, entries), SEGMENT_SIZE)
 
 
-@pytest.mark.parametrize("keys", [0, 1, 2, 3])
-@pytest.mark.parametrize("index_num", [400, 40_000])
-def test_a_sound_store_without_tags_has_its_unique_keys(tmp_path: Path, keys: int, index_num: int) -> None:
-    # Files, and the windows that are read of them, cut messages in two.
-    store = tmp_path / "store"
-    write(store, 1500, keys)
-    config = config_for(store, IndexLayout(100, index_num), SEGMENT_SIZE)
-    index_log(config, NOW)
-    found = audit(config)
-    assert found.is_sound, rows_of(found)
-    assert [era.flavour for era in found.eras] == [NOW]
-
-
-@pytest.mark.parametrize("keys", [1, 2, 3])
-@pytest.mark.parametrize("index_num", [400])
-def test_a_store_without_its_unique_keys_is_still_known(tmp_path: Path, keys: int, index_num: int) -> None:
-    store = tmp_path / "store"
-    write(store, 1500, keys, lambda number: number % 3 == 0)
-    config = config_for(store, IndexLayout(100, index_num), SEGMENT_SIZE)
-    index_log(config, BEFORE)
-    found = audit(config)
-    assert found.is_sound, rows_of(found)
-    assert [era.flavour for era in found.eras] == [BEFORE]
-
-
-def test_new_files_that_do_not_tell_are_judged_by_those_before(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    write(store, 1500, 1, lambda number: number < 500)
-    config = config_for(store, SMALL, SEGMENT_SIZE)
-    index_log(config, BETWEEN)
-    found = audit(config)
-    assert found.is_sound, rows_of(found)
-    assert [era.flavour for era in found.eras] == [BETWEEN]
+@pytest.mark.parametrize(
+    ("flavour", "keys", "entries", "tagged"),
+    [
+        # Files, and the windows that are read of them, cut messages in two.
+        *((NOW, keys, entries, lambda _: False) for keys in range(4) for entries in (400, 40_000)),
+        *((BEFORE, keys, 400, lambda number: number % 3 == 0) for keys in (1, 2, 3)),
+        # New files do not tell: they are judged by those before.
+        (BETWEEN, 1, 400, lambda number: number < 500),
+    ],
+)
+def test_the_flavour_of_a_sound_store_is_known(
+    tmp_path: Path, flavour: str, keys: int, entries: int, tagged: Callable[[int], bool]
+) -> None:
+    config = write(tmp_path / "store", 1500, keys, tagged, entries)
+    index_log(config, flavour)
+    assert flavours_of(audit(config)) == [flavour]
 
 
 def test_an_upgrade_is_seen_at_the_begin_of_a_file(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    write(store, 3000, 1, lambda number: number % 3 > 0)
-    config = config_for(store, SMALL, SEGMENT_SIZE)
-    assert config.store.store is not None
-    frames = list(naive_frames(store / "commitlog", SEGMENT_SIZE))
+    config = write(tmp_path / "store", 3000, 1, lambda number: number % 3 > 0)
+    frames = naive_frames(tmp_path / "store" / "commitlog", SEGMENT_SIZE)
     index_log(config, BETWEEN)
-    kept = sorted((store / "index").iterdir())
+    kept = files_of(config)
     end = int.from_bytes(kept[4].read_bytes()[24:32], "big")
     # The last message's further keys are in the file behind, which goes: nobody puts them in again.
-    entries = kept[5].read_bytes()[40 + 4 * SMALL.hash_slot_num :]
+    entries = kept[5].read_bytes()[40 + 4 * 100 :]
     lost = sum(entries[at + 4 : at + 12] == end.to_bytes(8, "big") for at in range(0, len(entries), 20))
     for path in kept[5:]:
         path.unlink()
@@ -211,3 +194,287 @@ def test_an_upgrade_is_seen_at_the_begin_of_a_file(tmp_path: Path) -> None:
     found = audit(config)
     assert [era.flavour for era in found.eras] == [BETWEEN, NOW]
     assert found.missing_keys == lost == 1
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Ten messages of two or four keys: three full files of nine entries, and one of three that is open."""
+    store = Store(tmp_path, LAYOUT)
+    for number in range(10):
+        extra = {"UNIQ_KEY": f"u{number}", "TAGS": "t"} if number % 2 else {}
+        store.append(spec(T0 + 1700 * number, size=60, KEYS=f"a{number} b{number % 3}", **extra))
+    config = config_for(store.root, LAYOUT, SEGMENT)
+    index_log(config)
+    assert audit(config).is_sound
+    return config
+
+
+Damage = Callable[[Path], int | None]
+
+
+def entry(number: int, member: int, value: int | Callable[[IndexEntry], int]) -> Damage:
+    def damage(path: Path) -> int:
+        change_entry(path, number, member, value if isinstance(value, int) else value(entry_of(path, number)))
+        return LAYOUT.entry_position(number) + (0, 4, 12, 16)[member]
+
+    return damage
+
+
+def chain(value: int | Callable[[int, IndexEntry], int]) -> Damage:
+    """Of the last entry that has one before it."""
+
+    def damage(path: Path) -> int:
+        number = next(number for number in range(9, 0, -1) if entry_of(path, number).prev_index)
+        wanted = value if isinstance(value, int) else value(number, entry_of(path, number))
+        return entry(number, PREV, wanted)(path) or 0
+
+    return damage
+
+
+def slot(number: int, value: int | Callable[[IndexEntry], int]) -> Damage:
+    """Of the slot of an entry."""
+
+    def damage(path: Path) -> int:
+        there = entry_of(path, number)
+        return set_slot(path, LAYOUT.slot_of(there.key_hash), value if isinstance(value, int) else value(there))
+
+    return damage
+
+
+def header(position: int, form: str, value: int | Callable[[int], int]) -> Damage:
+    def damage(path: Path) -> None:
+        (there,) = struct.unpack_from(form, path.read_bytes(), position)
+        wanted = value if isinstance(value, int) else value(there)
+        assert wanted != there
+        change(path, position, struct.pack(form, wanted))
+
+    return damage
+
+
+def put_twice(path: Path) -> None:
+    # The last entry of the open file once more, with its links as a second put makes them.
+    there = entry_of(path, 3)
+    change(path, LAYOUT.entry_position(4), struct.pack(">iqii", there.key_hash, there.phy_offset, there.time_diff, 3))
+    set_slot(path, LAYOUT.slot_of(there.key_hash), 4)
+    change(path, 36, struct.pack(">i", 5))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "kind", "lost"),
+    [
+        (1, entry(4, PHY, -1), "entry-phy-offset", "missing"),
+        (1, entry(4, PHY, 0), "entry-phy-offset-range", "missing"),
+        (1, entry(4, PHY, 1 << 40), "entry-phy-offset-range", "missing"),
+        # Entry 1 counts from a file that may be gone: nobody can say.
+        (1, entry(1, TIME, lambda one: one.time_diff + 5), None, None),
+        (1, entry(2, TIME, lambda one: one.time_diff + 5), "entry-time-difference", None),
+        (1, entry(9, TIME, lambda one: one.time_diff + 5), "entry-time-difference", None),
+        (1, entry(9, TIME, -1), "entry-time-difference", "unreachable"),
+        (1, chain(lambda number, _: number), "chain-loop", "unreachable"),
+        (1, chain(10), "chain-range", "unreachable"),
+        (1, chain(-1), "chain-range", "unreachable"),
+        (1, chain(0), "chain-previous", "unreachable"),
+        (1, chain(lambda _, one: one.prev_index - 1), "chain-previous", ""),
+        (1, slot(9, 0), "slot-wiped", "unreachable"),
+        (1, slot(9, -5), "slot-range", "unreachable"),
+        (1, slot(9, 11), "slot-range", "unreachable"),
+        (1, slot(9, 1 << 30), "slot-range", "unreachable"),
+        (0, slot(9, lambda one: one.prev_index), "slot-old", "unreachable"),
+        # Of the open file, what is not there.
+        (3, slot(3, 4), "slot-behind-last", "unreachable"),
+        (3, slot(3, 5), "slot-behind-last", "unreachable"),
+        (3, put_twice, "entry-twice", None),
+        # A crash cut a put short: entry and slot are there, and RocketMQ's query finds it (spec 11, number 5).
+        (3, header(36, ">i", 3), "header-index-count", None),
+        (3, header(36, ">i", 8), "header-index-count", None),
+        (1, header(32, ">i", 0), "header-used-slot-count", None),
+        (1, header(32, ">i", 100), "header-used-slot-count", None),
+    ],
+)
+def test_a_fault(config: Config, file: int, damage: Damage, kind: str | None, lost: str | None) -> None:
+    path = files_of(config)[file]
+    position = damage(path)
+    found = checked(config)
+    assert set(found.counts) == ({kind} if kind else set())
+    if position is not None and kind:
+        assert (found.findings[0].file, found.findings[0].position) == (f"index/{path.name}", position)
+    if lost != "":
+        assert (found.missing_keys > 0, found.unreachable_keys > 0) == (lost is not None, lost == "unreachable")
+    assert found.unreachable_keys in (0, found.missing_keys)
+
+
+@pytest.mark.parametrize(
+    ("position", "kind"),
+    [
+        (0, "header-begin-timestamp"),
+        (8, "header-end-timestamp"),
+        (16, "header-begin-phy-offset"),
+        (24, "header-end-phy-offset"),
+    ],
+)
+@pytest.mark.parametrize("more", [-1, 2, 1 << 33])
+def test_a_wrong_header(config: Config, position: int, kind: str, more: int) -> None:
+    header(position, ">q", lambda there: there + more)(files_of(config)[1])
+    found = checked(config)
+    assert {kind} <= set(found.counts) <= {kind, "entry-time-difference"}
+    assert found.missing_keys == 0
+
+
+def test_a_wrong_hash(config: Config) -> None:
+    path = files_of(config)[1]
+    entry(4, HASH, lambda one: one.key_hash ^ 1)(path)
+    found = checked(config)
+    assert found.missing_keys >= 1
+    (finding,) = [one for one in found.findings if one.what == "entry-hash"]
+    assert (finding.file, finding.position) == (f"index/{path.name}", LAYOUT.entry_position(4))
+
+
+def test_entries_in_no_order_at_all(config: Config) -> None:
+    # Two entries changed places: each key is still found, by chains that are as they must be.
+    path = files_of(config)[1]
+    data, places = path.read_bytes(), [LAYOUT.entry_position(number) for number in (2, 8)]
+    for here, there in (places, places[::-1]):
+        change(path, here, data[there : there + 16])
+    assert {what.partition("-")[0] for what in checked(config).counts} <= {"chain", "slot"}
+
+
+def test_many_findings_are_counted_and_few_kept(tmp_path: Path) -> None:
+    layout = IndexLayout(5, 2000)
+    store = Store(tmp_path, layout, segment=1 << 16)
+    store.append(*(spec(T0 + number, KEYS=f"k{number}") for number in range(300)))
+    config = config_for(store.root, layout, 1 << 16)
+    index_log(config)
+    (path,) = files_of(config)
+    for number in range(1, 301):
+        change_entry(path, number, TIME, 9, layout)
+    found = audit(config)
+    assert found.counts == {"entry-time-difference": 299}
+    assert [finding.text.split(":")[0] for finding in found.findings] == [f"entry {n + 2}" for n in range(NOTED_MAX)]
+
+
+def test_a_file_of_another_size_is_not_read(config: Config) -> None:
+    os.truncate(files_of(config)[1], LAYOUT.file_size + 20)
+    found = audit(config)
+    assert (found.counts, found.missing_keys) == ({"file-size": 1}, 9)
+    assert len(found.files) == 3
+
+
+def test_sizes_that_fit_no_file_end_it(config: Config) -> None:
+    assert config.store.store is not None
+    with pytest.raises(UnsafeStoreError, match="7 slots and 11 entries make"):
+        audit(config_for(config.store.store, IndexLayout(7, 11), SEGMENT))
+    with pytest.raises(UsageError, match="no store is given"):
+        audit(config.model_copy(update={"store": config.store.model_copy(update={"store": None})}))
+
+
+def test_what_is_no_index_file(config: Config) -> None:
+    folder = files_of(config)[0].parent
+    names = {"notes.txt", "20260101", "20260101000000099"}
+    for name in ("notes.txt", "20260101"):
+        (folder / name).write_text("mine")
+    (folder / "20260101000000099").mkdir()
+    os.mkfifo(folder / "20260101000000098")
+    found = audit(config)
+    assert found.counts == {"file-foreign": 3}
+    assert {finding.file for finding in found.findings} == {f"index/{name}" for name in names}
+
+
+FILES = IndexLayout(11, 40)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Sixty messages with keys that repeat, in several segments; two full files and an open one."""
+    rand = random.Random(3)
+    store = Store(tmp_path_factory.mktemp("damaged"), FILES)
+    for number in range(60):
+        keys = " ".join(rand.choice("abcdefgh") for _ in range(rand.randrange(4)))
+        store.append(spec(T0 + 700 * number, size=rand.randrange(300), KEYS=keys, TAGS=rand.choice(["s", "t"])))
+    many = config_for(store.root, FILES, SEGMENT, flavour="5.4")
+    index_log(many)
+    assert audit(many).is_sound
+    return many
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
+    """(file, position, bytes): single bits, whole numbers, stretches of zeros or of another part."""
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        position = draw(st.integers(0, FILES.file_size - 1))
+        data = draw(
+            st.one_of(
+                st.binary(min_size=1, max_size=4),
+                st.integers(0, 45).map(lambda number: number.to_bytes(4, "big")),
+                st.integers(1, 200).map(bytes),
+            )
+        )
+        found.append((draw(st.integers(0, 2)), position, data[: FILES.file_size - position]))
+    return found
+
+
+def test_the_keys_that_are_missed_are_those_that_no_query_finds(many: Config) -> None:
+    assert many.store.store is not None
+    files = files_of(many)
+    assert len(files) >= 3
+    before = [path.read_bytes() for path in files]
+    offsets = [frame.phy_offset for frame in naive_frames(many.store.store / "commitlog", SEGMENT)]
+
+    @settings(max_examples=150)
+    @given(damages(), st.lists(st.sampled_from(offsets), max_size=4))
+    def check(damage: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
+        for path, data in zip(files, before, strict=False):
+            path.write_bytes(data)
+        for file, position, data in damage:
+            with files[file].open("r+b") as opened:
+                opened.seek(position)
+                opened.write(data)
+        plan = plan_audit(Disk(), many, cuts=cuts)
+        found, lost = audit(many), lost_keys(many, "5.4", plan)
+        holes: Counter[int] = Counter()
+        for hole in found.holes:
+            missed = {offset: count for offset, count in lost.items() if hole.begin <= offset < hole.end}
+            assert (hole.messages, hole.keys) == (len(missed), sum(missed.values())), rows_of(found)
+            holes.update(missed)
+        assert holes == lost
+        assert audit_plan(plan, many) == found
+        # With files that are checked beside the comparison, which took them for sound.
+        beside = [audit_task(one, Disk(), many, workers=1) for one in plan.tasks]
+        assert join(plan, beside) == found
+
+    check()
+
+
+def report_of(config: Config, samples: int = 50) -> AuditReport:
+    return audit_here(config, Disk(), AuditOptions(samples=samples), lambda *_: None)
+
+
+def answers_of(config: Config, samples: int = 50) -> Answers:
+    answers = report_of(config, samples).answers
+    assert answers is not None
+    return answers
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    return Broker.sound(tmp_path)
+
+
+def test_the_sample_is_spread_over_the_log(broker: Broker) -> None:
+    assert 9 <= answers_of(broker.config, 10).drawn <= 10
+    assert answers_of(broker.config, 1000).drawn == 90
+    assert report_of(broker.config, 0).answers is None
+    assert answers_of(broker.config, 10) == answers_of(broker.config, 10)
+
+
+def test_what_is_in_a_hole_is_missed(broker: Broker) -> None:
+    broker.files[1].unlink()
+    found = answers_of(broker.config, 90)
+    shares = {share["width"]: share for share in found.shares}
+    assert list(shares) == list(WIDTHS)
+    missed = shares["all time"]["missed"]
+    assert 10 <= missed <= 20
+    assert shares["minute"]["missed"] >= missed
+    words = f"queries in time ranges of all time: the broker's own query misses {missed} of {found.asked} messages, "
+    assert found.lines()[-1].startswith(words)
+    assert found.rows()[-1] == {"kind": "samples", "drawn": found.drawn, "asked": found.asked}

@@ -14,7 +14,6 @@ from indexd.audit import plan_audit
 from indexd.audit.causes import (
     CrashCost,
     SegmentStart,
-    StoreState,
     crash_cost,
     dispatch_start,
     hole_causes,
@@ -50,75 +49,80 @@ def test_an_unclean_stop(broker: Broker) -> None:
     )
 
 
-def test_a_file_that_was_deleted(broker: Broker) -> None:
-    broker.dispatch(broker.messages)
+@pytest.mark.parametrize(
+    ("dispatched", "index_num", "deleted", "what", "texts"),
+    [
+        (
+            [slice(None)],
+            41,
+            1,
+            "file-deleted",
+            [
+                "which is full",
+                "40 keys fill exactly 1 index file",
+                "counts from the end of a file that is not here, which ended 1 s before it",
+            ],
+        ),
+        ([slice(None)], 40, 0, "file-deleted", ["some keys of its last message are in the file behind it"]),
+        (
+            [slice(24), slice(31, None)],
+            41,
+            None,
+            "index-off",
+            ["index/20260101000000001 has entries of messages on both sides of it"],
+        ),
+        (
+            [slice(31, None)],
+            41,
+            None,
+            "index-off",
+            ["counts from the end of no file: the index was begun there"],
+        ),
+        (
+            [slice(20), slice(26, None)],
+            41,
+            None,
+            "roll-over-failure",
+            ["which is full", "it ends in the middle of a segment"],
+        ),
+        ([], 41, None, "unknown", ["there is no index file"]),
+    ],
+)
+def test_the_hole_of_what_was_never_indexed_or_deleted(
+    tmp_path: Path, dispatched: list[slice], index_num: int, deleted: int | None, what: str, texts: list[str]
+) -> None:
+    broker = Broker(tmp_path, IndexLayout(7, index_num))
+    for part in dispatched:
+        broker.dispatch(broker.messages[part])
     broker.stopped()
-    broker.files[1].unlink()
-    says(
-        one(broker),
-        "file-deleted",
-        "which is full",
-        "40 keys fill exactly 1 index file",
-        "counts from the end of a file that is not here, which ended 1 s before it",
-    )
-
-
-def test_a_deleted_file_whose_last_message_goes_on_in_the_next(tmp_path: Path) -> None:
-    broker = Broker(tmp_path, IndexLayout(7, 40))
-    broker.dispatch(broker.messages)
-    broker.stopped()
-    broker.files[0].unlink()
-    says(one(broker), "file-deleted", "some keys of its last message are in the file behind it")
-
-
-def test_messages_that_were_passed_over(broker: Broker) -> None:
-    broker.dispatch([*broker.messages[:24], *broker.messages[31:]])
-    broker.stopped()
-    says(one(broker), "index-off", "index/20260101000000001 has entries of messages on both sides of it")
-
-
-def test_an_index_that_was_begun_later(broker: Broker) -> None:
-    broker.dispatch(broker.messages[31:])
-    broker.stopped()
-    says(one(broker), "index-off", "counts from the end of no file: the index was begun there")
-
-
-def test_a_roll_over_that_failed(broker: Broker) -> None:
-    broker.dispatch([*broker.messages[:20], *broker.messages[26:]])
-    broker.stopped()
-    says(one(broker), "roll-over-failure", "which is full", "it ends in the middle of a segment")
+    if deleted is not None:
+        broker.files[deleted].unlink()
+    says(one(broker), what, *texts)
 
 
 def test_a_log_that_was_cut_and_written_again(tmp_path: Path) -> None:
-    broker = Broker(tmp_path)
-    broker.dispatch(broker.messages[:50])
-    other = Broker(tmp_path / "other", messages=30)
-    for number in range(60):
-        other.store.append(spec(T0 + 60_000 + 1700 * number, size=83, KEYS=f"c{number} d{number}"))
-    other.messages = other.store.messages()
-    other.service = broker.service
-    other.dispatch(other.messages[30:])
-    other.stopped()
-    cause = one(other)
-    says(
-        cause,
-        "log-replaced",
-        "20 entries of index/20260101000000001 point to log bytes",
-        "where the log holds other messages now",
-        f"and the last of these entries points to {broker.messages[49].phy_offset}",
-    )
-
-
-def test_a_log_that_ends_before_its_index(tmp_path: Path) -> None:
-    broker = Broker(tmp_path)
-    broker.dispatch(broker.messages)
-    other = Broker(tmp_path / "other", messages=30)
-    other.store.append(*(spec(T0 + 60_000 + 1700 * number, size=83, KEYS=f"c{number}") for number in range(9)))
-    other.messages = other.store.messages()
-    other.service = broker.service
-    other.stopped()
-    end = broker.messages[-1].phy_offset
-    says(one(other), "log-replaced", f"ends at log byte {end}, and the log ends at")
+    # Its index is that of a log that went on otherwise: of messages that are not there, or of more than there are.
+    for count, later, texts in (
+        (
+            50,
+            60,
+            [
+                "20 entries of index/20260101000000001 point to log bytes",
+                "where the log holds other messages now",
+                "and the last of these entries points to {}",
+            ],
+        ),
+        (90, 9, ["ends at log byte {}, and the log ends at"]),
+    ):
+        broker, other = Broker(tmp_path / f"{count}"), Broker(tmp_path / f"other{count}", messages=30)
+        broker.dispatch(broker.messages[:count])
+        for number in range(later):
+            other.store.append(spec(T0 + 60_000 + 1700 * number, size=83, KEYS=f"c{number} d{number}"))
+        other.messages, other.service = other.store.messages(), broker.service
+        if later > count:
+            other.dispatch(other.messages[30:])
+        other.stopped()
+        says(one(other), "log-replaced", *(text.format(broker.messages[count - 1].phy_offset) for text in texts))
 
 
 def test_one_wrong_entry(broker: Broker) -> None:
@@ -130,23 +134,13 @@ def test_one_wrong_entry(broker: Broker) -> None:
     says(one(broker), "file-damaged", "is of no key of that message")
 
 
-def test_entries_that_were_never_written(broker: Broker) -> None:
-    broker.dispatch(broker.messages)
-    broker.stopped()
+def test_files_that_are_cut_or_zeros(tmp_path: Path) -> None:
+    broker = Broker.sound(tmp_path)
     path = broker.files[1]
-    data = bytearray(path.read_bytes())
-    at = LAYOUT.entry_position(25)
-    data[at:] = bytes(len(data) - at)
-    path.write_bytes(data)
-    says(causes(broker)[0], "file-damaged")
+    data = path.read_bytes()
+    path.write_bytes(data[: LAYOUT.entry_position(25)].ljust(len(data), b"\0"))
     assert {cause.what for cause in causes(broker)} == {"file-damaged"}
-
-
-def test_a_file_of_another_size(broker: Broker) -> None:
-    broker.dispatch(broker.messages)
-    broker.stopped()
-    with broker.files[1].open("r+b") as file:
-        file.truncate(LAYOUT.file_size // 2)
+    path.write_bytes(data[: len(data) // 2])
     (cause,) = causes(broker, check=False)
     says(cause, "file-unreadable", "by its name index/20260101000000001 belongs there")
 
@@ -243,7 +237,6 @@ def test_a_copy_whose_index_is_older_than_its_log(broker: Broker) -> None:
 
 
 def test_no_index_at_all(broker: Broker) -> None:
-    says(one(broker), "unknown", "there is no index file")
     had = state_of(broker, checkpoint=StoreCheckpoint(index_msg_timestamp=T0))
     says(one(broker, had), "file-deleted", "by the checkpoint there was a full index file")
 
@@ -251,8 +244,7 @@ def test_no_index_at_all(broker: Broker) -> None:
 def test_a_broker_that_is_told_not_to_index(broker: Broker) -> None:
     broker.dispatch(broker.messages[:70])
     broker.stopped()
-    facts = broker.config.broker.model_copy(update={"index_file_write_enable": False})
-    broker.config = broker.config.model_copy(update={"broker": facts})
+    configured(broker, index_file_write_enable=False)
     says(one(broker), "index-off", "indexFileWriteEnable is false in broker.conf")
 
 
@@ -262,18 +254,11 @@ SEGMENTS = tuple(SegmentStart(100 * n, 100 * n + 100, T0 + 10_000 * n) for n in 
 @pytest.fixture
 def full(tmp_path: Path) -> Broker:
     """Four full files, and ten messages in the fifth."""
-    full = Broker(tmp_path)
-    full.dispatch(full.messages)
-    full.stopped()
-    return full
+    return Broker.sound(tmp_path)
 
 
-def state_with(full: Broker, checkpoint: StoreCheckpoint | None, **changes: object) -> StoreState:
-    state = look_at_store(Disk(), full.config)
-    return replace(state, checkpoint=checkpoint, **changes)  # type: ignore[arg-type]  # as the tests name them
-
-
-def cost(full: Broker, state: StoreState) -> CrashCost:
+def cost(full: Broker, checkpoint: StoreCheckpoint | None, **changes: object) -> CrashCost:
+    state = state_of(full, checkpoint=checkpoint, **changes)
     return crash_cost(Disk(), full.config, plan_audit(Disk(), full.config), state)
 
 
@@ -291,8 +276,7 @@ def test_it_is_what_the_next_start_loses(seed: int, index_num: int, indexed: int
         full.dispatch(full.messages[:indexed])
         full.stopped()
         at = data.draw(st.integers(0, indexed - 1))
-        state = state_with(full, flushed(full, at), has_abort=True)
-        expected = cost(full, state)
+        expected = cost(full, flushed(full, at), has_abort=True)
         # Before the crash all is findable up to the last message that was dispatched.
         assert audit(full.config).missing_keys == 2 * (90 - indexed)
 
@@ -315,7 +299,7 @@ def _kept(full: Broker, indexed: int) -> NaiveIndexService:
 
 
 def test_without_a_checkpoint_all_goes_and_all_is_dispatched_again(full: Broker) -> None:
-    found = cost(full, state_with(full, None, has_abort=True))
+    found = cost(full, None, has_abort=True)
     assert (len(found.thrown), found.keys, found.lost_keys, found.dispatch_offset) == (5, 180, 0, 0)
     first, second = found.lines()
     assert first.startswith("there is no checkpoint: an unclean start trusts no index file")
@@ -323,18 +307,20 @@ def test_without_a_checkpoint_all_goes_and_all_is_dispatched_again(full: Broker)
     assert second.endswith("build all of them again from log byte 0 on")
 
 
+def configured(full: Broker, **facts: object) -> None:
+    full.config = full.config.model_copy(update={"broker": full.config.broker.model_copy(update=facts)})
+
+
 def test_with_message_index_safe_nothing_is_lost(full: Broker) -> None:
-    facts = full.config.broker.model_copy(update={"message_index_safe": True})
-    full.config = full.config.model_copy(update={"broker": facts})
-    found = cost(full, state_with(full, flushed(full, 89)))
+    configured(full, message_index_safe=True)
+    found = cost(full, flushed(full, 89))
     assert (found.keys, found.lost_keys) == (20, 0)
     assert found.dispatch_offset == full.messages[full.segment_at(79)].phy_offset
 
 
 def test_a_broker_that_does_not_index_builds_nothing_again(full: Broker) -> None:
-    facts = full.config.broker.model_copy(update={"message_index_enable": False})
-    full.config = full.config.model_copy(update={"broker": facts})
-    found = cost(full, state_with(full, flushed(full, 0, 0)))
+    configured(full, message_index_enable=False)
+    found = cost(full, flushed(full, 0, 0))
     assert (len(found.thrown), found.keys, found.lost_keys) == (5, 180, 180)
     assert "nothing would build them again: indexing is off" in found.lines()[0]
 
@@ -342,31 +328,35 @@ def test_a_broker_that_does_not_index_builds_nothing_again(full: Broker) -> None
 def test_a_file_that_expires_meanwhile_and_one_of_another_size(full: Broker) -> None:
     plan = plan_audit(Disk(), full.config)
     full.files[0].unlink()
-    found = crash_cost(Disk(), full.config, plan, state_with(full, flushed(full, 0, 0)))
+    found = crash_cost(Disk(), full.config, plan, state_of(full, checkpoint=flushed(full, 0, 0)))
     assert (len(found.thrown), found.keys) == (5, 140)
     with full.files[0].open("r+b") as file:
         file.truncate(LAYOUT.file_size // 2)
-    found = cost(full, state_with(full, flushed(full, 0, 0)))
+    found = cost(full, flushed(full, 0, 0))
     assert (len(found.thrown), found.keys) == (4, 100)
 
 
-def begin_of(time: int, flavour: str = "4.7", *, logics: int | None = None, full: Broker) -> int:
-    checkpoint = StoreCheckpoint(time, time if logics is None else logics, 0)
-    found = dispatch_start(SEGMENTS, checkpoint, full.config, flavour)
+@pytest.mark.parametrize(
+    ("time", "logics", "flavour", "begin"),
+    [
+        (T0 + 10_000 * 25 + 3000, None, "4.7", 2500),
+        (T0 + 10_000 * 25 + 2999, None, "4.7", 2400),
+        (T0 + 10**9, T0 + 10_000 * 21 + 3000, "4.7", 2100),
+        (T0 + 10**9, 0, "4.7", 0),
+        # 5.4.0 looks at ten segments and takes the tenth, whatever it holds.
+        (T0 + 10_000 * 20 + 3000, None, "5.4", 2000),
+        (T0 + 10_000 * 19 + 3000, None, "5.4", 2000),
+        (T0 + 10_000 * 19 + 3000, None, "4.7", 1900),
+    ],
+)
+def test_the_segment_from_which_it_is_dispatched_again(
+    tmp_path: Path, time: int, logics: int | None, flavour: str, begin: int
+) -> None:
+    config = Broker(tmp_path, messages=1).config
+    found = dispatch_start(SEGMENTS, StoreCheckpoint(time, time if logics is None else logics, 0), config, flavour)
     assert found is not None
-    return found.begin
-
-
-def test_the_segment_from_which_it_is_dispatched_again(full: Broker) -> None:
-    assert begin_of(T0 + 10_000 * 25 + 3000, full=full) == 2500
-    assert begin_of(T0 + 10_000 * 25 + 2999, full=full) == 2400
-    assert begin_of(T0 + 10**9, logics=T0 + 10_000 * 21 + 3000, full=full) == 2100
-    assert begin_of(T0 + 10**9, logics=0, full=full) == 0
-    # 5.4.0 looks at ten segments and takes the tenth, whatever it holds.
-    assert begin_of(T0 + 10_000 * 20 + 3000, "5.4", full=full) == 2000
-    assert begin_of(T0 + 10_000 * 19 + 3000, "5.4", full=full) == 2000
-    assert begin_of(T0 + 10_000 * 19 + 3000, full=full) == 1900
-    assert dispatch_start((), StoreCheckpoint(), full.config, "5.4") is None
+    assert found.begin == begin
+    assert dispatch_start((), StoreCheckpoint(), config, flavour) is None
 
 
 def test_whose_next_start_it_is(full: Broker) -> None:
@@ -380,5 +370,5 @@ def test_whose_next_start_it_is(full: Broker) -> None:
         ({"has_abort": True}, "next-start"),
         ({"has_abort": False}, "later"),
     ):
-        found = cost(full, state_with(full, checkpoint, **changes))
+        found = cost(full, checkpoint, **changes)
         assert (found.when, found.to_json()["when"]) == (when, when)

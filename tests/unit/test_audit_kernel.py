@@ -1,4 +1,4 @@
-"""Entries beside messages and walks along chains against their plain twins; a sample of messages asked for."""
+"""Entries beside messages, and walks along chains, against their plain twins."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.kernel import walk_chains
-from indexd.audit.report import WIDTHS, Answers
 from indexd.compare.index import (
     KINDS,
     TWICE,
@@ -26,17 +23,11 @@ from indexd.compare.index import (
     match_entries,
     numbered,
 )
-from indexd.config import Config
 from indexd.index.check import time_difference
 from indexd.index.format import IndexHeader, IndexLayout
+from indexd.recovery.log_range import NEVER
 from indexd.storage.disk import Disk
-from support.auditing import config_of_golden
 from support.data_directory import T0
-from support.goldens import GOLDENS, unpack
-from support.indexing_broker import Broker
-
-LAYOUT = IndexLayout(7, 41)
-NEVER = 1 << 62
 
 
 class Message(NamedTuple):
@@ -45,13 +36,13 @@ class Message(NamedTuple):
     keys: list[int]
 
 
-class Entry(NamedTuple):
+class Given(NamedTuple):
     key_hash: int
     phy_offset: int
     time_diff: int
 
 
-def plain_match(messages: list[Message], entries: list[Entry], unreachable: set[int]) -> tuple[list[str], Counter[int]]:
+def plain_match(messages: list[Message], entries: list[Given], unreachable: set[int]) -> tuple[list[str], Counter[int]]:
     """What each key came to, and how many entries of each kind; entries are numbered from 1."""
     kinds: Counter[int] = Counter()
     states: list[str] = []
@@ -87,12 +78,12 @@ strange = st.tuples(st.integers(1, 6), st.sampled_from([0, 100, 150, 200, 300, 5
 @given(messages_of, st.data())
 def test_match_entries_does_what_its_plain_twin_does(messages: list[Message], data: st.DataObject) -> None:
     right = [
-        Entry(key, message.phy_offset, time_difference(message.timestamp, T0))
+        Given(key, message.phy_offset, time_difference(message.timestamp, T0))
         for message in messages
         for key in message.keys
     ]
     kept = data.draw(st.lists(st.sampled_from(right), max_size=len(right), unique_by=id) if right else st.just([]))
-    extra = [Entry(*row) for row in data.draw(st.lists(strange, max_size=4))]
+    extra = [Given(*row) for row in data.draw(st.lists(strange, max_size=4))]
     entries = sorted([*kept, *extra], key=lambda entry: entry.phy_offset)
     unreachable = data.draw(st.sets(st.integers(1, max(len(entries), 1))))
     keys = Keys(
@@ -110,7 +101,7 @@ def test_match_entries_does_what_its_plain_twin_does(messages: list[Message], da
     assert Counter(zip(keys.row.tolist(), keys.key_hash.tolist(), states, strict=True)) == Counter(
         zip(keys.row.tolist(), keys.key_hash.tolist(), wanted, strict=True)
     )
-    file = ComparedFile(Disk(), Path("index"), LAYOUT, IndexHeader(T0, index_count=len(entries) + 1))
+    file = ComparedFile(Disk(), Path("index"), IndexLayout(7, 41), IndexHeader(T0, index_count=len(entries) + 1))
     pairs = zip(entries, right, range(1, NEVER), strict=False)
     same = [there == due or (number == 1 and there[:2] == due[:2]) for there, due, number in pairs]
     assert file.count_right(keys, 0, taken) == [*same, False].index(False)
@@ -139,49 +130,3 @@ def test_walk_chains_meets_what_a_walk_meets(entries: list[tuple[int, int, int]]
                 wanted.add(number)
             number, steps = rows[number][1], steps + 1
     assert set(np.flatnonzero(findable).tolist()) == wanted
-
-
-def report_of(config: Config, samples: int = 50) -> AuditReport:
-    return audit_here(config, Disk(), AuditOptions(samples=samples), lambda *_: None)
-
-
-def answers_of(config: Config, samples: int = 50) -> Answers:
-    answers = report_of(config, samples).answers
-    assert answers is not None
-    return answers
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Broker:
-    made = Broker(tmp_path)
-    made.dispatch(made.messages)
-    made.stopped()
-    return made
-
-
-@pytest.mark.parametrize("name", GOLDENS)
-def test_rocketmq_finds_all_messages_of_its_own_stores(tmp_path: Path, name: str) -> None:
-    found = answers_of(config_of_golden(unpack(name, tmp_path)))
-    assert found.drawn == found.asked >= 40
-    for share in found.shares:
-        assert (share["queries"], share["missed"]) == (found.asked, 0)
-
-
-def test_the_sample_is_spread_over_the_log(broker: Broker) -> None:
-    assert 9 <= answers_of(broker.config, 10).drawn <= 10
-    assert answers_of(broker.config, 1000).drawn == 90
-    assert report_of(broker.config, 0).answers is None
-    assert answers_of(broker.config, 10) == answers_of(broker.config, 10)
-
-
-def test_what_is_in_a_hole_is_missed(broker: Broker) -> None:
-    broker.files[1].unlink()
-    found = answers_of(broker.config, 90)
-    shares = {share["width"]: share for share in found.shares}
-    assert list(shares) == list(WIDTHS)
-    missed = shares["all time"]["missed"]
-    assert 10 <= missed <= 20
-    assert shares["minute"]["missed"] >= missed
-    words = f"queries in time ranges of all time: the broker's own query misses {missed} of {found.asked} messages, "
-    assert found.lines()[-1].startswith(words)
-    assert found.rows()[-1] == {"kind": "samples", "drawn": found.drawn, "asked": found.asked}

@@ -1,4 +1,4 @@
-"""Plans of repairs, and what is built by them: which files stay, names, and every key found once."""
+"""Plans of repairs and what is built by them: which files stay, names; every key is found once, and none is lost."""
 
 from __future__ import annotations
 
@@ -13,30 +13,37 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from indexd.audit.page import verdict_line
+from indexd.audit.result import FlavourRange
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from indexd.recovery.rebuild import rebuild
 from indexd.repair.build import mark_end
-from indexd.repair.plan import RepairPlan
 from indexd.storage.disk import Disk
-from support.auditing import audit, config_for, config_of_golden, index_log, lost_keys
+from support.auditing import audit, config_for, config_of_golden, files_of, index_log, lost_keys, store_of
+from support.daemon import compile_kernels
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.goldens import unpack
-from support.mending import (
+from support.naive import NaiveIndexService, naive_frames
+from support.repairing import (
+    HASH_SLOT_NUM,
+    INDEX_NUM,
     LAYOUT,
     differences,
     entry_counts,
-    index_files,
+    folders_of,
+    index_of,
+    mend,
     mended,
     planned,
     put_in_place,
     repair,
     report_of,
     spaced,
+    tree,
     write,
 )
-from support.naive import naive_frames
+from support.small_log import SEGMENT_SIZE, write_log
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "straddling"])
@@ -46,54 +53,57 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> Config:
     index_log(config)
     spaced(config)
     assert audit(config).is_sound
-    assert len(index_files(config)) == (30 if request.param else 20)
+    assert len(files_of(config)) == (30 if request.param else 20)
     return config
 
 
-def names_of(files: list[Path]) -> list[str]:
-    return [path.name for path in files]
+def end_of(path: Path) -> int:
+    return IndexHeader.unpack(path.read_bytes()[:HEADER_SIZE]).end_phy_offset
+
+
+def begins(config: Config) -> list[int]:
+    """Where the messages of the log begin."""
+    assert config.store.store is not None
+    return [frame.phy_offset for frame in naive_frames(config.store.store / "commitlog", SEGMENT)]
 
 
 def test_a_sound_index_needs_nothing(config: Config) -> None:
     plan = planned(config)
     assert not plan.is_needed
-    assert [file.name for file in plan.kept] == names_of(index_files(config))
+    assert [file.name for file in plan.kept] == [path.name for path in files_of(config)]
     assert plan.lines() == [f"{len(plan.kept)} index files kept as before"]
     assert plan.to_json()["needed"] is False
 
 
 def test_files_that_were_deleted_are_built_and_the_others_stay(config: Config) -> None:
-    files = index_files(config)
+    files = files_of(config)
     stood = {path.name: path.read_bytes() for path in files}
     for number in (4, 5, 9):
         files[number].unlink()
-    plan = repair(config)
+    plan = mend(config)
     assert [wanted.replaces for wanted in plan.ranges] == [(), ()]
     assert plan.ranges[0].begin > plan.ranges[1].begin
     assert {file.name for file in plan.kept} == set(stood) - {files[number].name for number in (4, 5, 9)}
     mended(config, plan)
-    for path in index_files(config)[:-1]:
+    for path in files_of(config)[:-1]:
         if path.name in stood:
             assert path.read_bytes() == stood[path.name]
     # What was built are the files that were lost, but for the place of the names.
-    made = [path for path in index_files(config) if path.name not in stood]
+    made = [path for path in files_of(config) if path.name not in stood]
     assert [path.read_bytes() for path in made] == [stood[files[number].name] for number in (4, 5, 9)]
 
 
 def test_the_tail_is_built_into_the_file_that_was_open(config: Config) -> None:
-    assert config.store.store is not None
-    offsets = [frame.phy_offset for frame in naive_frames(config.store.store / "commitlog", SEGMENT)]
-    last = index_files(config)[-1]
+    last = files_of(config)[-1]
     before = IndexHeader.unpack(last.read_bytes()[:HEADER_SIZE])
     last.unlink()
-    full = index_files(config)[-1]
-    plan = repair(config)
-    assert len(plan.ranges) == 1
-    assert plan.kept[-1].name == full.name
+    full = files_of(config)[-1]
+    plan = mend(config)
+    assert (len(plan.ranges), plan.kept[-1].name) == (1, full.name)
     mended(config, plan)
-    header = IndexHeader.unpack(index_files(config)[-1].read_bytes()[:HEADER_SIZE])
-    assert header.index_count == before.index_count
-    assert (header.end_phy_offset, before.end_phy_offset) == (offsets[-1] + 1, offsets[-1])
+    header = IndexHeader.unpack(files_of(config)[-1].read_bytes()[:HEADER_SIZE])
+    end = begins(config)[-1]
+    assert (header.index_count, header.end_phy_offset, before.end_phy_offset) == (before.index_count, end + 1, end)
 
 
 def test_an_open_file_with_a_hole_behind_it_is_built_again_from_its_begin(tmp_path: Path) -> None:
@@ -102,35 +112,35 @@ def test_an_open_file_with_a_hole_behind_it_is_built_again_from_its_begin(tmp_pa
         store.append(spec(T0 + 1300 * number, size=90, KEYS=f"a{number}"))
     config = config_for(store.root, LAYOUT, SEGMENT, flavour="5.4")
     index_log(config)
-    open_one = index_files(config)[-1].name
+    open_one = files_of(config)[-1].name
     for number in range(30, 60):
         store.append(spec(T0 + 1300 * number, size=90, KEYS=f"a{number}"))
-    plan = repair(config)
+    plan = mend(config)
     assert [one.replaces for one in plan.ranges] == [(open_one,)]
-    assert len(index_files(config)) == 3
-    assert index_files(config)[-2].name == open_one
+    assert len(files_of(config)) == 3
+    assert files_of(config)[-2].name == open_one
     mended(config, plan)
 
 
 def test_everything_is_the_full_rebuild(config: Config, tmp_path: Path) -> None:
-    files = index_files(config)
+    files = files_of(config)
     files[2].unlink()
-    plan = repair(config, everything=True)
+    plan = mend(config, everything=True)
     assert plan.kept == ()
     mended(config, plan)
     rebuild(config, Disk(), tmp_path / "out", lambda *_: None)
     there = [path.read_bytes() for path in sorted((tmp_path / "out" / "index").iterdir())]
-    here = [path.read_bytes() for path in index_files(config)]
+    here = [path.read_bytes() for path in files_of(config)]
     assert here[:-1] == there[:-1]
     assert len(here) == len(there)
     # The end that a broker which starts begins behind.
-    ends = [IndexHeader.unpack(data[:HEADER_SIZE]).end_phy_offset for data in (here[-1], there[-1])]
+    ends = [int.from_bytes(data[24:32], "big") for data in (here[-1], there[-1])]
     assert ends[0] == ends[1] + 1
     assert here[-1][:24] + here[-1][32:] == there[-1][:24] + there[-1][32:]
 
 
 def test_the_last_file_is_marked_once_and_an_empty_one_never(config: Config, tmp_path: Path) -> None:
-    last = index_files(config)[-1]
+    last = files_of(config)[-1]
     mark_end(Disk(), config, last)
     marked = last.read_bytes()
     mark_end(Disk(), config, last)
@@ -152,27 +162,24 @@ def test_without_any_index_it_says_by_which_flavour_it_builds(tmp_path: Path) ->
     put_in_place(config, plan, plan.ranges)
     mended(config, plan)
     # The store time of the first message in the time zone that is the furthest behind.
-    assert index_files(config)[0].name == "20231114101320000"
+    assert files_of(config)[0].name == "20231114101320000"
 
 
 def test_a_broker_that_was_upgraded_in_a_hole(tmp_path: Path) -> None:
     # 4.7 up to the middle of the log, 5.4 from there on; the file with the switch in it is lost.
     config = write(tmp_path, 200, flavour=None)
-    assert config.store.store is not None
-    offsets = [frame.phy_offset for frame in naive_frames(config.store.store / "commitlog", SEGMENT)]
     index_log(config, "4.7")
-    for path in index_files(config)[6:]:
+    for path in files_of(config)[6:]:
         path.unlink()
-    begin = IndexHeader.unpack(index_files(config)[-1].read_bytes()[:HEADER_SIZE]).end_phy_offset
-    switch = next(offset for offset in offsets if offset > begin)
+    switch = next(offset for offset in begins(config) if offset > end_of(files_of(config)[-1]))
     index_log(config, "5.4", begin=switch, name=20260101000000100)
     spaced(config)
-    files = index_files(config)
+    files = files_of(config)
     flavours = [era.flavour for era in audit(config).eras]
     assert flavours == ["4.7", "5.4"]
     files[2].unlink()
     files[8].unlink()
-    plan = repair(config)
+    plan = mend(config)
     assert [era.flavour for era in plan.eras] == ["4.7", "5.4"]
     found = audit(config)
     assert found.is_sound
@@ -180,30 +187,28 @@ def test_a_broker_that_was_upgraded_in_a_hole(tmp_path: Path) -> None:
 
 
 def test_foreign_files_empty_ones_and_those_of_another_size_are_left_out(config: Config) -> None:
-    files = index_files(config)
+    files = files_of(config)
     folder = files[0].parent
     (folder / "notes.txt").write_text("mine")
     (folder / "20260101005900000").write_bytes(bytes(LAYOUT.file_size - 1))
     (folder / "20260101005900001").write_bytes(bytes(LAYOUT.file_size))
-    plan = repair(config)
+    plan = mend(config)
     assert plan.left_out == ("20260101005900000", "20260101005900001", "notes.txt")
     assert plan.ranges == ()
-    assert names_of(index_files(config)) == names_of(files)
+    assert [path.name for path in files_of(config)] == [path.name for path in files]
     mended(config, plan)
 
 
 def test_what_has_expired_stays_where_it_is_sound(config: Config) -> None:
-    assert config.store.store is not None
-    segments = sorted((config.store.store / "commitlog").iterdir())
-    for path in segments[:2]:
+    for path in files_of(config, "commitlog")[:2]:
         path.unlink()
-    files = index_files(config)
+    files = files_of(config)
     files[len(files) // 2].unlink()
     first = files[0]
     with files[1].open("r+b") as opened:  # damaged, and nobody can build it again
         opened.seek(LAYOUT.slot_position(2))
         opened.write(struct.pack(">i", 1))
-    plan = repair(config)
+    plan = mend(config)
     assert plan.kept[0].name == first.name
     assert plan.left_out == (files[1].name,)
     assert len(plan.ranges) == 1
@@ -211,38 +216,34 @@ def test_what_has_expired_stays_where_it_is_sound(config: Config) -> None:
 
 
 def test_where_there_is_no_room_for_a_name_the_newer_file_is_built_again_too(config: Config) -> None:
-    files = index_files(config)
+    files = files_of(config)
     files[4].unlink()
     files[5] = files[5].rename(files[5].with_name(f"{int(files[3].name) + 1}"))
-    plan = repair(config)
+    plan = mend(config)
     assert [wanted.replaces for wanted in plan.ranges] == [(files[5].name,)]
     mended(config, plan)
 
 
 def test_a_file_that_does_not_come_out_right_is_told(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = index_files(config)
-    files[4].unlink()
-    before = names_of(index_files(config))
+    files_of(config)[4].unlink()
+    before, plan = files_of(config), planned(config)
 
-    plan = planned(config)
-    beside = files[0].parent.with_name("beside")
-    monkeypatch.setattr("support.mending.mark_end", lambda disk, config, path: _spoil(beside, plan))
+    def spoil(_disk: Disk, _config: Config, path: Path) -> None:
+        made = next(one for one in path.parent.iterdir() if one.name in plan.ranges[0].names)
+        data = bytearray(made.read_bytes())
+        data[LAYOUT.entry_position(3)] ^= 1
+        made.write_bytes(data)
+
+    monkeypatch.setattr("support.repairing.mark_end", spoil)
     with pytest.raises(CorruptDataError, match="the new index does not hold"):
         put_in_place(config, plan, plan.ranges)
-    assert names_of(index_files(config)) == before
-
-
-def _spoil(folder: Path, plan: RepairPlan) -> None:
-    path = next(path for path in folder.iterdir() if path.name in plan.ranges[0].names)
-    data = bytearray(path.read_bytes())
-    data[LAYOUT.entry_position(3)] ^= 1
-    path.write_bytes(bytes(data))
+    assert files_of(config) == before
 
 
 DAMAGES = ("copy", "delete", "rename", "swap", "zeros")
 
 
-def store_of(root: Path, keys: list[int], index_num: int, seed: int) -> Config:
+def made_store(root: Path, keys: list[int], index_num: int, seed: int) -> Config:
     """Messages with so many keys each, some of them twice; index files of a few entries."""
     rand, layout = random.Random(seed), IndexLayout(5, index_num)
     store = Store(root, layout)
@@ -259,7 +260,7 @@ def store_of(root: Path, keys: list[int], index_num: int, seed: int) -> Config:
 
 def damage(config: Config, kind: str, rand: random.Random) -> None:
     """What is done to one file, or two."""
-    files = index_files(config)
+    files = files_of(config)
     if not files:
         return
     path, other = rand.choice(files), rand.choice(files)
@@ -291,20 +292,20 @@ def damage(config: Config, kind: str, rand: random.Random) -> None:
 def test_one_part_at_a_time_ends(
     tmp_path_factory: pytest.TempPathFactory, keys: list[int], index_num: int, damages: list[str], seed: int
 ) -> None:
-    config, rand = store_of(tmp_path_factory.mktemp("pieces"), keys, index_num, seed), random.Random(seed)
+    config, rand = made_store(tmp_path_factory.mktemp("pieces"), keys, index_num, seed), random.Random(seed)
     for kind in damages:
         damage(config, kind, rand)
-    old = {(path.name, path.read_bytes()) for path in index_files(config)}
+    old = {(path.name, path.read_bytes()) for path in files_of(config)}
     stood = None
     while True:
         # Keys that are not findable, and old files that are still there: neither may rise, and one of them falls.
         found = (
             report_of(config).audit.missing_keys,
-            len(old & {(path.name, path.read_bytes()) for path in index_files(config)}),
+            len(old & {(path.name, path.read_bytes()) for path in files_of(config)}),
         )
         assert stood is None or (found != stood and found[0] <= stood[0] and found[1] <= stood[1]), (found, stood)
         stood = found
-        plan = repair(config, ranges_max=1)
+        plan = mend(config, ranges_max=1)
         if len(plan.ranges) <= 1:
             break
     assert report_of(config).audit.is_sound
@@ -315,40 +316,18 @@ def test_one_part_at_a_time_ends(
 RAGGED = IndexLayout(11, 40)
 
 
-FLAVOUR = "5.4"
-
-
-def make(tmp: Path, count: int = 150, layout: IndexLayout = RAGGED, begin: int = 0) -> Config:
-    """A log in several segments with keys that repeat; its index is ten full files and an open one."""
-    rand = random.Random(5)
-    store = Store(tmp, layout)
-    for number in range(count):
-        keys = " ".join(rand.choice("abcdefgh") for _ in range(rand.randrange(5)))
-        flags = spec(T0 + 700 * number, size=rand.randrange(200), KEYS=keys, TAGS=rand.choice(["s", "t", ""]))
-        store.append(flags)
-    config = config_for(store.root, layout, SEGMENT, flavour=FLAVOUR)
-    index_log(config, begin=begin)
-    for path in reversed(index_files(config)):
-        # As far apart as full files are, so that there is room for a name or two in between.
-        path.rename(path.with_name(f"{int(path.name) // 1000 * 1000 + 100_000 * (int(path.name) % 1000):017d}"))
-    return config
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    config = make(tmp_path_factory.mktemp("sound"))
+    """A log in several segments with keys that repeat; its index is ten full files and an open one."""
+    rand, store = random.Random(5), Store(tmp_path_factory.mktemp("sound"), RAGGED)
+    for number in range(150):
+        keys = " ".join(rand.choice("abcdefgh") for _ in range(rand.randrange(5)))
+        store.append(spec(T0 + 700 * number, size=rand.randrange(200), KEYS=keys, TAGS=rand.choice(["s", "t", ""])))
+    config = config_for(store.root, RAGGED, SEGMENT, flavour="5.4")
+    index_log(config)
+    spaced(config)
     assert audit(config).is_sound
     return config
-
-
-def restore(config: Config, kept: dict[str, bytes]) -> None:
-    assert config.store.store is not None
-    folder = config.store.store / "index"
-    for place in (folder, config.store.store / "beside"):
-        shutil.rmtree(place, ignore_errors=True)
-    folder.mkdir()
-    for name, data in kept.items():
-        (folder / name).write_bytes(data)
 
 
 @st.composite
@@ -369,8 +348,8 @@ def byte_damages(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
 
 
 def test_every_key_is_found_once_after_a_repair(sound: Config) -> None:
-    before = {path.name: path.read_bytes() for path in index_files(sound)}
-    names = list(before)
+    before = {path.name: path.read_bytes() for path in files_of(sound)}
+    names, folder = list(before), files_of(sound)[0].parent
     assert len(names) == 11
 
     @settings(max_examples=25)
@@ -388,8 +367,12 @@ def test_every_key_is_found_once_after_a_repair(sound: Config) -> None:
         swapped: tuple[int, int] | None,
         everything: int,
     ) -> None:
-        restore(sound, before)
-        files = index_files(sound)
+        for place in ("index", "beside"):
+            shutil.rmtree(folder.with_name(place), ignore_errors=True)
+        files = [folder / name for name in names]
+        folder.mkdir()
+        for path in files:
+            path.write_bytes(before[path.name])
         if swapped is not None:
             files[swapped[0]].write_bytes(before[names[swapped[1]]])
             files[swapped[1]].write_bytes(before[names[swapped[0]]])
@@ -398,25 +381,23 @@ def test_every_key_is_found_once_after_a_repair(sound: Config) -> None:
                 opened.seek(position)
                 opened.write(data)
         for name in lost:
-            (files[0].parent / name).unlink()
-        stood = {path.name: path.read_bytes() for path in index_files(sound)}
-        plan = repair(sound, everything=everything == 0)
-        assert differences(sound, FLAVOUR) == {}
+            (folder / name).unlink()
+        stood = {path.name: path.read_bytes() for path in files_of(sound)}
+        plan = mend(sound, everything=everything == 0)
+        assert differences(sound, "5.4") == {}
         assert audit(sound).is_sound
         assert not planned(sound).is_needed
         for kept in plan.kept[:-1]:
-            assert (files[0].parent / kept.name).read_bytes() == stood[kept.name]
+            assert (folder / kept.name).read_bytes() == stood[kept.name]
 
     check()
 
 
 def planted_gap(config: Config, number: int) -> int:
     """Make a message of segment ``number`` unreadable; where it begins."""
-    assert config.store.store is not None
-    segment = sorted((config.store.store / "commitlog").iterdir())[number]
+    segment = files_of(config, "commitlog")[number]
     base = int(segment.name)
-    frames = naive_frames(config.store.store / "commitlog", SEGMENT)
-    inside = [frame.phy_offset for frame in frames if base < frame.phy_offset < base + SEGMENT]
+    inside = [offset for offset in begins(config) if base < offset < base + SEGMENT]
     with segment.open("r+b") as opened:
         opened.seek(inside[1] - base + 4)
         opened.write(b"\1\2\3\4")
@@ -424,10 +405,10 @@ def planted_gap(config: Config, number: int) -> int:
 
 
 def test_unreadable_bytes_in_a_sealed_segment_are_passed_over(config: Config) -> None:
-    for path in index_files(config):
+    for path in files_of(config):
         path.unlink()
     offset = planted_gap(config, 2)
-    plan = repair(config)
+    plan = mend(config)
     assert plan.unreadable is None
     found = audit(config)
     assert found.is_sound
@@ -441,14 +422,13 @@ def gap_at_the_end(config: Config) -> int:
 
 
 def test_what_is_built_ends_where_a_broker_cuts_its_log(config: Config) -> None:
-    for path in index_files(config):
+    for path in files_of(config):
         path.unlink()
     offset = gap_at_the_end(config)
-    plan = repair(config)
+    plan = mend(config)
     assert plan.ends_at == offset
     assert plan.unreadable is not None
-    ends = [IndexHeader.unpack(path.read_bytes()[:HEADER_SIZE]).end_phy_offset for path in index_files(config)]
-    assert max(ends) < offset
+    assert max(map(end_of, files_of(config))) < offset
     report = report_of(config)
     (hole,), (cause,) = report.audit.holes, report.causes
     assert (report.audit.counts, hole.begin > offset) == ({"log-unreadable": 1}, True)
@@ -463,7 +443,7 @@ def test_a_sound_index_that_points_behind_unreadable_bytes_needs_no_repair(confi
     gap_at_the_end(config)
     plan = planned(config)
     assert (plan.is_needed, plan.keys_behind, plan.behind_lines()) == (False, 0, [])
-    assert len(plan.kept) == len(index_files(config))
+    assert len(plan.kept) == len(files_of(config))
 
 
 @pytest.mark.parametrize("has_abort", [False, True])
@@ -472,9 +452,9 @@ def test_sound_files_behind_unreadable_bytes_stay_beside_what_is_built(config: C
     if has_abort:
         (config.store.store / "abort").touch()
     offset = gap_at_the_end(config)
-    index_files(config)[3].unlink()
+    files_of(config)[3].unlink()
     before = entry_counts(config)
-    plan = repair(config)
+    plan = mend(config)
     assert any(file.end > offset for file in plan.kept)
     assert not before - entry_counts(config)
     assert plan.keys_behind == 0
@@ -490,10 +470,10 @@ def test_a_hole_across_unreadable_bytes_is_mended_up_to_them(config: Config) -> 
     offset = gap_at_the_end(config)
     across = [file.name for file in report_of(config).plan.files if file.begin < offset <= file.end]
     before = entry_counts(config)
-    for path in index_files(config):
+    for path in files_of(config):
         if path.name in across:
             path.unlink()
-    plan = repair(config)
+    plan = mend(config)
     assert plan.keys_behind > 0
     lost = before - entry_counts(config)
     assert {at for _, at in lost} <= {at for _, at in before if at >= offset}
@@ -503,29 +483,93 @@ def test_a_hole_across_unreadable_bytes_is_mended_up_to_them(config: Config) -> 
 
 
 def test_a_log_that_was_cut_back(config: Config) -> None:
-    assert config.store.store is not None
-    segments = sorted((config.store.store / "commitlog").iterdir())
-    for path in segments[3:]:
+    for path in files_of(config, "commitlog")[3:]:
         path.unlink()
-    files = index_files(config)
-    behind = [
-        path.name
-        for path in files
-        if IndexHeader.unpack(path.read_bytes()[:HEADER_SIZE]).begin_phy_offset >= 3 * SEGMENT
-    ]
-    plan = repair(config)
-    assert set(behind) <= set(plan.left_out)
+    before = {path.name: path.read_bytes() for path in files_of(config)}
+    plan = mend(config)
+    behind = {name for name, data in before.items() if int.from_bytes(data[16:24], "big") >= 3 * SEGMENT}
+    assert behind <= set(plan.left_out)
     mended(config, plan)
 
 
 def test_a_killed_broker_whose_index_had_never_rolled(tmp_path: Path) -> None:
     golden = unpack("rocketmq-5.4-killed-open-index", tmp_path)
     config = config_of_golden(golden)
-    for path in index_files(config):
+    for path in files_of(config):
         path.unlink()
     index_log(config, golden.flavour, begin=6 * golden.segment_size)
     assert lost_keys(config, golden.flavour)
-    plan = repair(config)
+    plan = mend(config)
     assert len(plan.ranges) == 1
     assert differences(config, golden.flavour) == {}
     assert planned(config).ranges == ()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Config:
+    compile_kernels()
+    store = tmp_path / "store"
+    write_log(store, 1500)
+    (store / "lock").write_text("lock")
+    return config_for(store, IndexLayout(HASH_SLOT_NUM, INDEX_NUM), SEGMENT_SIZE)
+
+
+def refused(config: Config, *words: str) -> str:
+    store = store_of(config)
+    before, stamps = index_of(store), tree(store)
+    for how in ("--plan", "--yes"):
+        code, out, errors = repair(config, how, *words)
+        assert (code, out, errors.count("\n")) == (4, "", 1), errors
+        assert "a repair would lose" in errors
+        assert "--flavour 5.4 loses none" in errors
+        assert (index_of(store), folders_of(store), tree(store)) == (before, [], stamps)
+    return errors
+
+
+@pytest.mark.parametrize(("flavour", "wrong"), [("5.4", "4.7"), ("5.4", "3.x"), ("4.7", "3.x")])
+def test_with_the_wrong_flavour_it_is_refused(
+    log: Config, monkeypatch: pytest.MonkeyPatch, flavour: str, wrong: str
+) -> None:
+    index_log(log, flavour)
+    monkeypatch.setattr("indexd.audit.plan.detect_flavours", lambda *_: [FlavourRange(0, wrong)])
+    assert f"RocketMQ {wrong}" in refused(log)
+    refused(log, "--all")
+    # Whoever says it knows it.
+    assert repair(log, "--yes", "--flavour", "5.4")[0] == 0
+    assert not lost_keys(log, "5.4")
+    assert repair(log, "--yes", "--flavour", "4.7")[0] == 0
+    assert not lost_keys(log, "4.7")
+
+
+def test_a_few_tags_in_the_middle_of_a_file_are_not_lost(log: Config) -> None:
+    # More messages than these would be evidence.
+    old, new = (NaiveIndexService(HASH_SLOT_NUM, 40_000, flavour) for flavour in ("4.7", "5.4"))
+    new.files = old.files
+    tags = 0
+    for number, frame in enumerate(naive_frames(store_of(log) / "commitlog", SEGMENT_SIZE)):
+        is_new = 700 <= number < 704
+        (new if is_new else old).build_index(frame)
+        tags += is_new and bool(frame.tags) and frame.sys_flag & 0xC != 0xC
+    (store_of(log) / "index").mkdir()
+    (store_of(log) / "index" / "20260101000000000").write_bytes(old.files[0].to_bytes())
+    log = config_for(store_of(log), IndexLayout(HASH_SLOT_NUM, 40_000), SEGMENT_SIZE)
+    assert tags
+    assert f"would lose {tags} keys: index/20260101000000000 has them" in refused(log)
+
+
+@pytest.mark.parametrize("flavour", ["3.x", "4.0", "4.7", "5.4"])
+def test_entries_of_no_key_at_all_hold_nothing_up(log: Config, flavour: str) -> None:
+    index_log(log, flavour)
+    rand = random.Random(3)
+    for path in files_of(log)[1:3]:
+        data = bytearray(path.read_bytes())
+        for number in rand.sample(range(1, INDEX_NUM), 40):
+            at = 40 + 4 * HASH_SLOT_NUM + 20 * number + rand.randrange(12)
+            data[at] ^= 1 << rand.randrange(8)
+        path.write_bytes(data)
+    before = sum(lost_keys(log, flavour).values()) if flavour != "3.x" else 1
+    assert before
+    assert repair(log, "--yes")[0] == 0
+    if flavour != "3.x":
+        assert not lost_keys(log, flavour)
+    assert repair(log, "--plan")[0] == 0

@@ -1,7 +1,8 @@
-"""The exchange of the index on a simulated disk: what it leaves and refuses; a crash at every operation."""
+"""Names of new files, and the exchange of the index on a simulated disk: what it leaves; a crash at every operation."""
 
 from __future__ import annotations
 
+import datetime
 import errno
 import random
 import struct
@@ -9,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
+from indexd.repair.plan import names_between
 from indexd.repair.run import carry
-from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, undo
+from indexd.repair.swap import RepairFolder, State, settle, swap, undo
 from support.sim_disk import FaultMap, SimCrash, SimDisk
 
 STORE = Path("/simulated")
@@ -22,6 +26,7 @@ OLD, NEW = "20260101000000000", "20260102000000000"
 #: Of the checkpoint before; the new index ends later.
 OLD_TIME, NEW_TIME = 1000, 5000
 Index = dict[str, bytes]
+Fields = tuple[int, int, int, int, int]
 
 
 def file_of(end_timestamp: int, count: int, body: bytes = b"") -> bytes:
@@ -70,29 +75,29 @@ def fields(disk: SimDisk) -> tuple[int, ...]:
     return struct.unpack_from(">5q", disk.peek(STORE / "checkpoint"))
 
 
-def test_a_checkpoint_that_is_ahead_already_is_not_touched() -> None:
-    disk = made(checkpoint=StoreCheckpoint(index_msg_timestamp=NEW_TIME + 1).pack())
-    before = disk.stamp(STORE / "checkpoint")
-    repair(disk)
-    assert disk.stamp(STORE / "checkpoint") == before
-
-
-def test_without_a_checkpoint_one_is_made_that_vouches_for_the_index_alone() -> None:
-    disk = made(checkpoint=None)
+@pytest.mark.parametrize(
+    ("checkpoint", "repaired", "meanwhile", "undone"),
+    [
+        # One that is ahead already is not touched.
+        ((0, 0, NEW_TIME + 1, 0, 0), (0, 0, NEW_TIME + 1, 0, 0), None, (0, 0, NEW_TIME + 1, 0, 0)),
+        # Without one, that is made which vouches for the index alone.
+        (None, (0, 0, NEW_TIME, 0, 0), None, (0, 0, 0, 0, 0)),
+        # What the broker writes stays, but for that field.
+        ((7, 8, OLD_TIME, 9, 10), (7, 8, NEW_TIME, 9, 10), (70, 80, 9000, 90, 100), (70, 80, OLD_TIME, 90, 100)),
+    ],
+)
+def test_the_checkpoint(checkpoint: Fields | None, repaired: Fields, meanwhile: Fields | None, undone: Fields) -> None:
+    disk = made(checkpoint=None if checkpoint is None else StoreCheckpoint(*checkpoint).pack())
+    before = disk.stamp(STORE / "checkpoint") if checkpoint is not None else None
     folder = repair(disk)
-    assert fields(disk) == (0, 0, NEW_TIME, 0, 0)
-    assert len(disk.peek(STORE / "checkpoint")) == 4096
-    assert not disk.exists(folder.checkpoint)
+    assert (fields(disk), len(disk.peek(STORE / "checkpoint"))) == (repaired, 4096)
+    assert disk.exists(folder.checkpoint) == (checkpoint is not None)
+    if repaired == checkpoint:
+        assert disk.stamp(STORE / "checkpoint") == before
+    if meanwhile is not None:
+        disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(*meanwhile).pack())
     undo(disk, STORE)
-    assert index_timestamp_of(disk, STORE / "checkpoint") == 0
-
-
-def test_what_the_broker_wrote_meanwhile_stays_in_the_checkpoint_after_an_undo() -> None:
-    disk = made()
-    repair(disk)
-    disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(70, 80, 9000, 90, 100).pack())
-    undo(disk, STORE)
-    assert fields(disk) == (70, 80, OLD_TIME, 90, 100)
+    assert fields(disk) == undone
 
 
 def test_repairs_are_undone_one_after_the_other() -> None:
@@ -103,12 +108,9 @@ def test_repairs_are_undone_one_after_the_other() -> None:
     write(disk, second.index / "20260104000000000", file_of(7000, 2))
     swap(disk, STORE, second, (), (OLD, NEW))
     assert list(index_of(disk)) == ["20260104000000000"]
-    undo(disk, STORE)
-    assert index_of(disk) == AFTER
-    assert fields(disk)[2] == NEW_TIME
-    undo(disk, STORE)
-    assert index_of(disk) == BEFORE
-    assert fields(disk)[2] == OLD_TIME
+    for index, timestamp in ((AFTER, NEW_TIME), (BEFORE, OLD_TIME)):
+        undo(disk, STORE)
+        assert (index_of(disk), fields(disk)[2]) == (index, timestamp)
 
 
 def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
@@ -129,14 +131,22 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
         assert index_of(disk) == BEFORE
 
 
-def test_an_index_that_the_repair_did_not_make_is_not_undone() -> None:
+@pytest.mark.parametrize("state", ["done", "ready"])
+def test_an_index_that_the_repair_did_not_make_is_left_alone(state: State) -> None:
     disk = made()
-    repair(disk)
+    folder = repair(disk)
+    folder.set_state(state)
     disk.rename(STORE / "index", STORE / "moved")
     disk.make_dir(STORE / "index")
+    done, left_alone = settle(disk, STORE)
+    assert (done, ["neither its new nor its old one" in line for line in left_alone]) == (
+        [],
+        [True] * (state == "ready"),
+    )
     with pytest.raises(UnsafeStoreError, match="is not the index that the repair of"):
         undo(disk, STORE)
     assert index_of(disk) == {}
+    assert disk.exists(folder.index / OLD)
 
 
 def test_a_manifest_of_another_version_is_left_alone() -> None:
@@ -144,8 +154,7 @@ def test_a_manifest_of_another_version_is_left_alone() -> None:
     folder = repair(disk)
     disk.write_atomically(folder.manifest_path, b'{"format": 9}\n')
     done, (line,) = settle(disk, STORE)
-    assert "no manifest of a repair, or one of another version" in line
-    assert done == []
+    assert (done, "no manifest of a repair, or one of another version" in line) == ([], True)
     assert disk.exists(folder.index)
 
 
@@ -157,14 +166,6 @@ def test_where_nothing_can_be_exchanged_nothing_is_changed(name: str) -> None:
         repair(disk)
     assert index_of(disk) == BEFORE
     assert fields(disk)[2] == OLD_TIME
-
-
-def test_a_file_system_without_links_gets_copies() -> None:
-    disk = made()
-    disk.faults = FaultMap.parse("link=EPERM")
-    folder = repair(disk)
-    assert index_of(disk) == AFTER
-    assert disk.stamp(STORE / "index" / OLD).inode != disk.stamp(folder.index / OLD).inode
 
 
 CRASHES = 6
@@ -250,18 +251,6 @@ def test_a_crash_at_every_operation_of_an_undo() -> None:
     assert ends == {"before", "after"}
 
 
-def test_an_index_that_is_neither_is_left_alone() -> None:
-    disk = made()
-    folder = repair(disk)
-    folder.set_state("ready")
-    disk.rename(STORE / "index", STORE / "moved")
-    disk.make_dir(STORE / "index")
-    done, (line,) = settle(disk, STORE)
-    assert done == []
-    assert "neither its new nor its old one" in line
-    assert disk.exists(folder.index / OLD)
-
-
 def test_a_disk_that_fails_behind_the_exchange_is_finished_later() -> None:
     disk = made()
     disk.faults = FaultMap.parse("create:checkpoint.*.tmp#2=ENOSPC")
@@ -273,3 +262,83 @@ def test_a_disk_that_fails_behind_the_exchange_is_finished_later() -> None:
     assert "was interrupted" in line
     settle(disk, STORE)
     assert outcome(disk) == "after"
+
+
+# --- names of new files
+
+names = st.one_of(
+    st.integers(10**15, 10**17 - 1).map(lambda number: f"{number:017d}"),
+    st.integers(631_152_000_000, 4_102_444_800_000).map(
+        lambda ms: f"{datetime.datetime.fromtimestamp(ms // 1000, datetime.UTC):%Y%m%d%H%M%S}{ms % 1000:03d}"
+    ),
+)
+
+
+@given(
+    st.none() | names,
+    st.none() | names,
+    st.integers(0, 5),
+    st.lists(names, max_size=6, unique=True),
+    st.sets(names, max_size=3),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_names_are_new_times_in_order_between_their_neighbours(
+    low: str | None, high: str | None, count: int, own: list[str], others: set[str], timestamp: int
+) -> None:
+    taken = (others | {name for name in (low, high) if name}) - set(own)
+    flat = names_between(low, high, count, own, taken, timestamp)
+    if flat is None:
+        assert high is not None or timestamp > 0 or (low or "") > "9999"
+        return
+    assert len(flat) == count
+    assert list(flat) == sorted(set(flat))
+    for name in flat:
+        assert datetime.datetime.strptime(name[:14], "%Y%m%d%H%M%S").replace(tzinfo=datetime.UTC)
+    assert not taken & set(flat)
+    assert all((low is None or low < name) and (high is None or name < high) for name in flat)
+
+
+OWN = ("20260101000000000", "20260102000000000")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        ("20250101000000000", "20260201000000000", 2, OWN),
+        (None, None, 1, OWN[:1]),
+        # One that is missing comes behind them, as a broker would have named it.
+        (None, None, 3, (*OWN, "20260102000000001")),
+    ],
+)
+def test_the_names_of_files_that_go_are_taken_first(
+    low: str | None, high: str | None, count: int, expected: tuple[str, ...]
+) -> None:
+    assert names_between(low, high, count, OWN, (), 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        ("20260101000000000", "20260101000000003", 2, ("20260101000000001", "20260101000000002")),
+        ("20260101000000000", "20260101000000002", 2, None),
+        ("20260101000000000", "20260101000000001", 1, None),
+        # Over the end of a second, a day, a leap year's February; and from names that are no times.
+        ("20240228235959999", "20240229000000002", 2, ("20240229000000000", "20240229000000001")),
+        ("20260101000060000", None, 1, ("20260101000100000",)),
+        ("20260001000000000", None, 1, ("20260101000000000",)),
+        ("20261399999999999", None, 1, ("20270101000000000",)),
+        ("99991231235959999", None, 1, None),
+        (None, "20260101000000000", 1, ("20251231235959998",)),
+    ],
+)
+def test_between(low: str | None, high: str | None, count: int, expected: tuple[str, ...] | None) -> None:
+    far = 4_000_000_000_000 if low is None else 0
+    assert names_between(low, high, count, (), (), far) == expected
+
+
+def test_without_neighbours_they_sort_before_what_a_broker_makes_in_any_time_zone() -> None:
+    now = datetime.datetime(2026, 3, 1, 5, 0, tzinfo=datetime.UTC)
+    found = names_between(None, None, 2, (), (), int(now.timestamp() * 1000))
+    assert found == ("20260228170000000", "20260228170000001")
+    earliest = now.astimezone(datetime.timezone(datetime.timedelta(hours=-12)))
+    assert found[0] <= f"{earliest:%Y%m%d%H%M%S}000"

@@ -1,4 +1,4 @@
-"""``indexd verify`` of the key index: each kind of damage is its own finding; beside daemons, and after kills."""
+"""``indexd verify`` of the key index, alone and beside the log: each kind of damage is its own finding."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from pathlib import Path
 import pytest
 
 from indexd.errors import CorruptDataError, UsageError
-from indexd.findings import KEPT_MAX, RESERVED
+from indexd.findings import KEPT_MAX, RESERVED, Findings
 from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
-from indexd.verify import whole
+from indexd.storage.names import DataFiles, segment_name
+from indexd.verify import Report, whole
+from indexd.verify.whole import Compared, look
 from indexd.verify.whole import look as whole_look
-from support.daemon import indexd_here
-from support.data_directory import Store, config_of, make_data
+from support.daemon import compile_kernels, index_files, indexd_here, rebuild
+from support.data_directory import T0, Store, config_of, make_data, spec
+from support.goldens import GOLDENS, unpack
+from support.small_log import SIZES, write_log
 from support.verifying import (
     HASH,
     LAYOUT,
     PHY,
     PREV,
     TIME,
+    build,
     change,
     change_entry,
     check,
@@ -52,21 +57,24 @@ def contents(root: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("messages", [0, 1, 10, 11])
 def test_nothing_is_wrong_and_nothing_is_changed(tmp_path: Path, flavour: str, messages: int) -> None:
     store = small_store(tmp_path, flavour, messages)
-    before = contents(tmp_path)
-    report = check(store.data)
-    assert (kinds(report), report.notes) == ({}, [])
-    marks = store.frontier.index
-    assert (report.files, report.entries) == (len(marks), sum(mark.header.entries for mark in marks))
-    assert report.bytes == sum(path.stat().st_size for path in files_of(store))
+    before, marks = contents(tmp_path), store.frontier.index
+    for deep in (False, True):
+        report = check(store.data, deep=deep)
+        assert (kinds(report), report.notes) == ({}, [])
+        assert (report.files, report.entries) == (len(marks), sum(mark.header.entries for mark in marks))
+        assert report.bytes == sum(path.stat().st_size for path in files_of(store))
+    compared = compared_in(report)
+    assert (compared.messages, compared.entries, compared.left_out) == (messages, report.entries, [])
     assert contents(tmp_path) == before
+
+
+def compared_in(report: Report) -> Compared:
+    assert report.compared is not None
+    return report.compared
 
 
 def slot_of(path: Path, number: int) -> int:
     return LAYOUT.slot_of(entry_of(path, number).key_hash)
-
-
-def entries_of_slot(path: Path, slot: int) -> list[int]:
-    return [number for number in range(1, 10) if slot_of(path, number) == slot]
 
 
 def chained(path: Path) -> tuple[int, int]:
@@ -81,8 +89,7 @@ def chained(path: Path) -> tuple[int, int]:
 def broken_chain(value: Callable[[int, int], int]) -> Callable[[Path], int]:
     def damage(path: Path) -> int:
         number, other = chained(path)
-        change_entry(path, number, PREV, value(number, other))
-        return LAYOUT.entry_position(number) + 16
+        return broken_entry(number, PREV, value(number, other), 16)(path)
 
     return damage
 
@@ -95,16 +102,12 @@ def broken_entry(number: int, member: int, value: int, at: int) -> Callable[[Pat
     return damage
 
 
-def broken_slot(value: Callable[[Path, int], int], *, used: bool = True) -> Callable[[Path], int]:
+def broken_slot(value: Callable[[Path, int], int]) -> Callable[[Path], int]:
     def damage(path: Path) -> int:
-        slot = chained_slot(path) if used else next(at for at in range(7) if not entries_of_slot(path, at))
+        slot = slot_of(path, chained(path)[0])
         return set_slot(path, slot, value(path, slot))
 
     return damage
-
-
-def chained_slot(path: Path) -> int:
-    return slot_of(path, chained(path)[0])
 
 
 def overwrite(position: int, data: bytes) -> Callable[[Path], int]:
@@ -126,7 +129,7 @@ DAMAGES: dict[str, Callable[[Path], int]] = {
     "entry-time-difference": broken_entry(5, TIME, -1, 12),
     "slot-wiped": broken_slot(lambda *_: 0),
     "slot-range": broken_slot(lambda *_: -3),
-    "slot-old": broken_slot(lambda path, slot: entries_of_slot(path, slot)[0]),
+    "slot-old": broken_slot(lambda path, slot: min(n for n in range(1, 10) if slot_of(path, n) == slot)),
     "header-begin-timestamp": overwrite(0, b"\x01"),
     "header-end-timestamp": overwrite(8, b"\x01"),
     "header-begin-phy-offset": overwrite(16, b"\x01"),
@@ -246,17 +249,10 @@ def test_many_findings_are_counted_and_cut_off(tmp_path: Path) -> None:
     change(path, 40, b"\x7f" * 4 * 5000)
     change(path, 0, b"\x01")
     (store.data / "checkpoint").unlink()
-    report = check(store.data)
-    listed = KEPT_MAX - RESERVED
-    assert kinds(report) == {
-        "slot-range": KEPT_MAX,
-        "slot": 5000 - KEPT_MAX,
-        "header-begin-timestamp": 1,
-        "checkpoint": 1,
-    }
-    assert len(report.findings.kept) == listed + 2
-    done = indexd_here("verify", "--data", store.data)
-    lines = done.stdout.splitlines()
+    report, more = check(store.data), {"slot-range": KEPT_MAX, "slot": 5000 - KEPT_MAX}
+    assert kinds(report) == more | {"header-begin-timestamp": 1, "checkpoint": 1}
+    assert len(report.findings.kept) == KEPT_MAX - RESERVED + 2
+    lines = indexd_here("verify", "--data", store.data).stdout.splitlines()
     assert sum(": slot " in line for line in lines) == 20
     assert f"and {KEPT_MAX - 20:,} more of the kind slot-range" in lines
     assert f"and {5000 - KEPT_MAX:,} more of the kind slot" in lines
@@ -271,9 +267,6 @@ def test_what_cannot_be_verified(store: Store, tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError):
         check(store.data)
     assert indexd_here("verify", "--data", store.data).returncode == 4
-
-
-SLOT = struct.Struct(">i")
 
 
 def test_after_an_unclean_stop_only_durable_entries_count(store: Store) -> None:
@@ -316,7 +309,7 @@ def test_beside_a_daemon_the_open_file_may_know_more(store: Store, tmp_path: Pat
     change(path, 0, header.pack())
     set_slot(path, free, 0)
     assert kinds(check(store.data)) == {}
-    change(path, 36, SLOT.pack(count - 1))
+    change(path, 36, struct.pack(">i", count - 1))
     assert kinds(check(store.data)) == {"header-index-count": 1}
     # While it still opens, its slots say nothing.
     (store.data / "state").unlink()
@@ -327,24 +320,19 @@ def test_beside_a_daemon_the_open_file_may_know_more(store: Store, tmp_path: Pat
 
 
 def test_what_is_found_while_a_daemon_flushes_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = files_of(store)[0]
-    saved = store.frontier
-    looks = []
+    saved, looks = store.frontier, []
 
-    def look(disk: Disk, files: object) -> whole.StoreState:
+    def look(disk: Disk, files: DataFiles) -> whole.StoreState:
         # The first file expires behind the first look: the frontier goes on without it, then it is removed.
-        ground = whole_look(disk, files)  # type: ignore[arg-type]
-        looks.append(ground)
+        looks.append(whole_look(disk, files))
         if len(looks) == 1:
             write_frontier(disk, store.data / "frontier", saved.with_outputs(index=saved.index[1:]), "0")
-            first.unlink()
-        return ground
+            files_of(store)[0].unlink()
+        return looks[-1]
 
     monkeypatch.setattr(whole, "look", look)
     report = check(store.data)
-    assert kinds(report) == {}
-    assert report.files == len(saved.index) - 1
-    assert len(looks) == 2
+    assert (kinds(report), report.files, len(looks)) == ({}, len(saved.index) - 1, 2)
 
 
 def test_an_empty_open_file(store: Store, tmp_path: Path) -> None:
@@ -358,7 +346,208 @@ def test_an_empty_open_file(store: Store, tmp_path: Path) -> None:
     service.close()
     store.change_frontier(index=mark.held)
     assert kinds(check(store.data)) == {}
-    change(files_of(store)[-1], 36, SLOT.pack(0))
+    change(files_of(store)[-1], 36, struct.pack(">i", 0))
     assert kinds(check(store.data)) == {}
     change(files_of(store)[-1], 7, b"\x01")
     assert kinds(check(store.data)) == {"header-begin-timestamp": 1}
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_what_no_check_of_the_file_alone_finds_the_log_does(store: Store, number: int) -> None:
+    # The bytes that test_index_kernel.py proves to be harmless without the log.
+    path = files_of(store)[number]
+    data = path.read_bytes()
+    missed = 0
+    for position in range(
+        LAYOUT.entry_position(1), LAYOUT.entry_position(store.frontier.index[number].header.index_count)
+    ):
+        for bits in (0x01, 0x07, 0x80):
+            path.write_bytes(data[:position] + bytes([data[position] ^ bits]) + data[position + 1 :])
+            if len(check(store.data).findings):
+                continue
+            missed += 1
+            report = check(store.data, deep=True)
+            assert 1 <= len(report.findings) <= 3, (position, bits)
+            at = LAYOUT.entry_position((position - LAYOUT.entry_position(0)) // 20)
+            assert any(at <= finding.position < at + 20 for finding in report.findings.kept)
+    assert missed
+
+
+# --- one damage, one kind ---
+
+
+@pytest.mark.parametrize(
+    ("member", "more", "kind", "at"), [(HASH, 7, "entry-hash", 0), (TIME, 1, "entry-time-difference", 12)]
+)
+def test_a_wrong_number(store: Store, member: int, more: int, kind: str, at: int) -> None:
+    path = files_of(store)[1]
+    there = entry_of(path, 5)
+    change_entry(path, 5, member, {HASH: there.key_hash, TIME: there.time_diff}[member] + more)
+    report = check(store.data, deep=True)
+    assert kinds(report) == {kind: 1}
+    assert report.findings.kept[0].position == LAYOUT.entry_position(5) + at
+
+
+@pytest.mark.parametrize("offset", [1, 0, -5, 1 << 40, 3])
+def test_a_wrong_phy_offset(store: Store, offset: int) -> None:
+    path = files_of(store)[1]
+    was = entry_of(path, 5).phy_offset
+    change_entry(path, 5, PHY, was + 1 if offset == 1 else was - 1 if offset == 3 else offset)
+    found = kinds(check(store.data, deep=True))
+    assert sum(found.get(kind, 0) for kind in ("entry-phy-offset", "entry-without-message", "entry-without-key")) >= 1
+    assert sum(found.values()) <= 4
+
+
+def test_header_times_to_the_millisecond(store: Store) -> None:
+    for number, field, text in ((1, "begin_timestamp", "begin"), (2, "end_timestamp", "end")):
+        marks = list(store.frontier.index)
+        mark = marks[number]
+        value = getattr(mark.header, field)
+        # The same second, in the frontier and the file alike.
+        other = value + (1 if (value - mark.header.begin_timestamp) % 1000 < 999 else -1)
+        marks[number] = replace(mark, header=replace(mark.header, **{field: other}))
+        change(files_of(store)[number], 0, marks[number].header.pack())
+        store.change_frontier(index=tuple(marks))
+        assert f"header-{text}-timestamp" in kinds(check(store.data, deep=True))
+
+
+def test_a_message_without_entries_and_entries_without_message(tmp_path: Path) -> None:
+    # The index of a log in which one message was another one.
+    store = small_store(tmp_path / "a")
+    other = Store(tmp_path / "b", LAYOUT)
+    for number in range(10):
+        keys = {"KEYS": f"a{number} b{number % 3}"} | ({"UNIQ_KEY": f"u{number}", "TAGS": "t"} if number % 2 else {})
+        if number == 4:
+            keys["KEYS"] = "xx yy"
+        if number == 6:
+            keys = {"KEY_": "a6 b0"}
+        other.append(spec(T0 + 1700 * number, size=60, **keys))
+    assert other.writer.max_offset == store.writer.max_offset
+    store.change_frontier(commit_log_paths=(str(other.root / "commitlog"),))
+    assert kinds(check(store.data, deep=True)) == {"entry-hash": 2, "entry-without-key": 2}
+    build(other)
+    other.change_frontier(commit_log_paths=(str(store.root / "commitlog"),))
+    assert kinds(check(other.data, deep=True)) == {"entry-hash": 2, "key-without-entry": 2}
+
+
+def test_messages_indexed_twice_or_not_at_all(store: Store) -> None:
+    # A message indexed again, as after a recovery that went back too far: sound in itself.
+    messages = store.messages()
+    make_data(store.data, store.root, [*messages[:5], messages[4], *messages[5:]], LAYOUT, "5.4", store.segment)
+    report = check(store.data, deep=True)
+    assert report.findings.counts["entry-twice"] == 2
+    store.frontier, _ = make_data(store.data, store.root, messages[:-1], LAYOUT, "5.4", store.segment)
+    store.change_frontier(phy_offset=messages[-1].phy_offset + messages[-1].size)
+    assert check(store.data, deep=True).findings.counts["key-without-entry"] == 4
+
+
+def test_entries_behind_the_end_of_the_log(store: Store) -> None:
+    end = store.messages()[7].phy_offset
+    segment = store.root / "commitlog" / segment_name(0)
+    assert end < segment.stat().st_size
+    change(segment, end, bytes(segment.stat().st_size - end))
+    assert kinds(check(store.data, deep=True)) == {"log-end": 1, "entry-behind-log": 1}
+
+
+def test_expired_and_uncovered_messages_are_no_findings(tmp_path: Path) -> None:
+    store = small_store(tmp_path, messages=60)
+    segments = sorted((store.root / "commitlog").iterdir())
+    assert len(segments) > 3
+    messages = store.messages()
+    gap = Uncovered(messages[40].phy_offset, messages[42].phy_offset, "it was corrupt")
+    kept = [*messages[:40], *messages[42:]]
+    frontier, _ = make_data(store.data, store.root, kept, LAYOUT, "5.4", store.segment)
+    store.frontier = frontier
+    store.change_frontier(uncovered=(gap,))
+    report = check(store.data, deep=True)
+    assert (kinds(report), compared_in(report).messages) == ({}, 58)
+    assert "it was corrupt" in report.notes[0]
+    segments[0].unlink()
+    report = check(store.data, deep=True)
+    compared = compared_in(report)
+    assert (kinds(report), compared.expired_entries > 0) == ({}, True)
+    assert compared.entries + compared.expired_entries == report.entries
+    # What cannot be read any more is not held against the index either.
+    change(segments[1], 30, b"\x55" * 40)
+    report = check(store.data, deep=True)
+    assert (kinds(report), "were not compared" in " ".join(report.notes)) == ({}, True)
+    for segment in segments[1:]:
+        segment.unlink()
+    compared = compared_in(check(store.data, deep=True))
+    assert (compared.entries, compared.expired_entries) == (0, report.entries)
+
+
+def test_a_log_that_begins_exactly_where_a_file_does(tmp_path: Path) -> None:
+    # The file before has expired with its messages, and entry 1 counts from its end, which nobody knows any more.
+    store = Store(tmp_path, LAYOUT)
+    store.append(*(spec(T0 + 1700 * number, size=340, KEYS=f"a{number}") for number in range(40)))
+    build(store)
+    first, second, *rest = store.frontier.index
+    assert (first.header.end_phy_offset, second.header.begin_phy_offset) == (3520, store.segment)
+    files_of(store)[0].unlink()
+    (store.root / "commitlog" / segment_name(0)).unlink()
+    store.change_frontier(index=(second, *rest))
+    assert entry_of(files_of(store)[0], 1).time_diff == 1
+    report = check(store.data, deep=True)
+    assert (kinds(report), report.notes) == ({}, [])
+    assert (compared_in(report).entries, compared_in(report).messages) == (31, 31)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_files_that_expire_while_they_are_compared(store: Store, number: int) -> None:
+    ground = look(Disk(), DataFiles(store.data))
+    files_of(store)[number].unlink()
+    frontier, findings, told = store.frontier, Findings(), []
+    config = config_of(store.data, settle_ms=1, commit_log_paths=store.root / "commitlog", segment_size=store.segment)
+    compared = whole.DeepComparison(config, Disk(), ground, findings).run(told.append)
+    assert "which is gone or too short" in " ".join(compared.left_out)
+    assert compared.left_out_entries + compared.entries == sum(mark.header.entries for mark in frontier.index)
+    assert sum(told) == frontier.phy_offset
+    # Its messages were still read: they are not those that have no entries.
+    assert (len(findings), 0 < compared.messages < 10) == (0, True)
+
+
+def test_a_totally_wrong_file_is_compared_to_its_end(store: Store) -> None:
+    path = files_of(store)[1]
+    change(path, LAYOUT.entry_position(1), bytes(range(180)))
+    report = check(store.data, deep=True)
+    assert compared_in(report).messages == 10
+    assert {finding.file for finding in report.findings.kept} == {f"index/{path.name}"}
+
+
+def test_a_damaged_block_in_a_long_file(tmp_path: Path) -> None:
+    write_log(tmp_path / "store", 6000, seed=7)
+    compile_kernels()
+    rebuild(tmp_path / "store", tmp_path / "data", *SIZES)
+    path = index_files(tmp_path / "data")[2]
+    position = 40 + 4 * 500 + 20 * 2000
+    for block in (bytes(4000), bytes(range(200)) * 20, b"\xff" * 4000):
+        data = path.read_bytes()
+        change(path, position, block)
+        report = check(tmp_path / "data", deep=True)
+        counts = report.findings.counts
+        assert counts["key-without-entry"] == 200
+        assert counts["entry-without-message"] + counts["entry-twice"] + counts["entry-without-key"] == 200
+        assert compared_in(report).messages == 6000
+        path.write_bytes(data)
+    assert kinds(check(tmp_path / "data", deep=True)) == {}
+
+
+# --- what RocketMQ and daemons leave ---
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("flavour", ["3.x", "4.0", "4.7", "5.4"])
+def test_goldens_rebuilt_in_each_flavour(tmp_path: Path, name: str, flavour: str) -> None:
+    golden = unpack(name, tmp_path)
+    flags = ("--segment-size", golden.segment_size, "--hash-slot-num", golden.hash_slot_num)
+    sizes = ("--index-num", golden.index_num, "--consume-queue-file-size", 6000, "--sparse-interval", 500)
+    out = tmp_path / "out"
+    words = ("rebuild", "--store", golden.root, "--data", tmp_path / "d", "--out", out, "--flavour", flavour)
+    done = indexd_here(*words, *flags, *sizes)
+    assert done.returncode == 0, done.stderr
+    done = indexd_here("verify", "--deep", "--json", "--data", out)
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["findings"], summary["notes"]) == (0, 0, []), done.stdout
+    assert (summary["comparedMessages"], summary["comparedEntries"]) == (len(golden.messages()), summary["entries"])
+    assert min(summary["consumeQueueUnits"], summary["sparseSegments"]) > 0

@@ -203,15 +203,17 @@ def _walk(
             entries.seek(begin)
             sound, queues = compared.copy(), comparison.queues_from(begin)
         else:
-            differs = _match(entries, flavour, poll, compared_until, end)
+            differs = entries.differs(keys_of(poll, 0, poll.rows, flavour.skip_mask), poll.end_offset, end)
             if differs is None and poll.end_offset > end and _frame_before(poll, compared_until, end) != end:
-                differs = _frame_before(poll, compared_until, end)
+                differs = end
+            # Where that frame begins; the last batch ended before this one where a segment ends in between.
+            differs = None if differs is None else _frame_before(poll, compared_until, differs)
             if queues is not None:
                 stop = end if differs is None else differs
                 found = _queues_differ(queues, poll, begin, compared_until, stop)
                 if found is not None and comparison.is_same_log:
                     compared.queues_until, queues, found = found, None, None
-                differs = _first(differs, found)
+                differs = min((offset for offset in (differs, found) if offset is not None), default=None)
             if differs == begin:
                 return Agreed(begin, sound, f"the queues say something else than the log from offset {begin} on")
             compared.add(poll, end if differs is None else differs, comparison.anchor)
@@ -243,13 +245,6 @@ def _without_more(queues: QueueComparison | None, sound: Agreed, agreed: Agreed)
     return replace(sound, reason=f"the queues name a message at {left} that the log does not hold")
 
 
-def _match(entries: _EntryStream, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
-    # Where the frame begins from which on batch and entries differ, or None. ``begin`` is where the last batch ended,
-    # which lies before this one where a segment ends in between.
-    differs = entries.differs(keys_of(batch, 0, batch.rows, flavour.skip_mask), batch.end_offset, end)
-    return None if differs is None else _frame_before(batch, begin, differs)
-
-
 def _queues_differ(
     queues: QueueComparison, batch: DispatchBatch, begin: int, batch_begin: int, stop: int
 ) -> int | None:
@@ -258,10 +253,6 @@ def _queues_differ(
     if differs is None:
         return None
     return _frame_before(batch, batch_begin, differs) if differs >= batch.begin_offset else begin
-
-
-def _first(one: int | None, other: int | None) -> int | None:
-    return min((offset for offset in (one, other) if offset is not None), default=None)
 
 
 def _frame_before(batch: DispatchBatch, begin: int, phy_offset: int) -> int:

@@ -99,9 +99,9 @@ class RepairPlan:
         """What would be done, for people: a line a kind of thing, what is built in the order in which it is."""
         found = [f"{counted(len(self.kept), 'index file')} kept as before"]
         for wanted in self.ranges:
-            size, goes = show_size(wanted.end - wanted.begin), counted(len(wanted.replaces), "index file")
-            where = f"{size} of log from {wanted.begin} on, about {wanted.keys:,} keys"
-            found.append(f"{where}, indexed anew, in place of {goes}")
+            goes = f", in place of {counted(len(wanted.replaces), 'index file')}" if wanted.replaces else ""
+            where = f"{show_size(wanted.end - wanted.begin)} of log from {wanted.begin} on, about {wanted.keys:,} keys"
+            found.append(f"{where}, indexed anew{goes}")
         if self.at_stake:
             found.append(
                 "the broker ended without a clean stop: its next start would throw away sound index files, or index "

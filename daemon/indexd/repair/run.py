@@ -36,8 +36,6 @@ OnProgress = Callable[[int, int], None]
 _SPARE_SIZE = 1 << 20
 _ENTRY_SIZE = 20
 _COPY_SIZE = 1 << 20
-# What a file system says that cannot give a file a second name, or not this one.
-_NO_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV})
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,16 +312,11 @@ def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
     Whether ``target`` is a file of its own: else its owner and rights are those of ``source``, and stay so.
     """
     if not will_change:
-        try:
-            disk.link(source, target)
-        except DiskError as error:
-            if error.errno not in _NO_LINK:
-                raise
-        else:
-            # A broker that was killed has left it in the page cache, perhaps.
-            with disk.open_read(target) as file:
-                file.fsync()
-            return False
+        disk.link(source, target)
+        # A broker that was killed has left it in the page cache, perhaps.
+        with disk.open_read(target) as file:
+            file.fsync()
+        return False
     with disk.open_read(source) as old, disk.open_write(target, create=True) as new:
         size = old.size()
         new.allocate(size)

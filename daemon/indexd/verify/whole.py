@@ -7,7 +7,6 @@ what the frontier names then: files expire, and recovery cuts them.
 
 from __future__ import annotations
 
-import json
 import time
 from bisect import bisect_right
 from collections import deque
@@ -27,7 +26,7 @@ from indexd.commitlog.segments import list_segments
 from indexd.compare.index import BEHIND_LOG, NO_KEYS, NOTED_MAX, ComparedFile, compare_files, keys_of
 from indexd.compare.secondary import QueueFindings, SparseFindings
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError, IndexdError
+from indexd.errors import CorruptDataError, IndexdError
 from indexd.findings import Findings
 from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint, Uncovered
 from indexd.flush.pipeline import all_outputs
@@ -99,11 +98,8 @@ def look(disk: Disk, files: DataFiles) -> StoreState:
 
 def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
     # A daemon writes where it stands at each drain, from the first one behind its recovery on.
-    try:
-        row = json.loads(disk.read(files.state))
-    except (DiskError, ValueError):
-        return False
-    return isinstance(row, dict) and row.get("pid") == owner and "phyOffset" in row
+    row = read_state(disk, files.state)
+    return row.get("pid") == owner and "phyOffset" in row
 
 
 @dataclass(slots=True)
