@@ -244,6 +244,12 @@ def test_index_files_and_coverage(server: Serving, built: tuple[Path, Path]) -> 
         ("by=time&q=now", 200, "No message"),
         ("by=id&q=zz", 422, "is no offset message id"),
         ("by=key&q=k", 422, "Which topic?"),
+        ("topic=TopicTest&q=nope&from=2001-02-03&to=2001-02-03+04:05", 200, "in this range of time"),
+        ("by=tags&topic=TopicTest&q=TagA", 200, "messages"),
+        ("by=unique&topic=TopicTest&q=nope", 200, "no message of this topic has this unique key"),
+        ("topic=TopicTest&q=Aa&from=yesterday", 422, "&#39;yesterday&#39; is no time"),
+        ("topic=TopicTest&q=Aa&max=1000000000", 422, "a query may ask for"),
+        ("by=queue&topic=TopicTest&q=7", 422, "Write them as 0/123"),
     ],
 )
 def test_searches_of_the_page(server: Serving, search: str, status: int, words: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import ssl
-import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -18,15 +17,13 @@ from indexd.config import load
 from indexd.errors import UsageError
 from indexd.serve.http import server as http_server
 from indexd.serve.http.guard import Access, read_access
-from support.serving import Serving, answer_of, read_all
-from support.tls import client_context, make_certificate
+from support.serving import Serving, answer_of, client_context, make_certificate, problem, read_all, wait_for
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from httpx import Response
 
 _BY_KEY = "/api/v1/messages/by-key"
 _HOST = b"host: localhost\r\n"
@@ -39,13 +36,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (root / "store/commitlog").mkdir(parents=True)
     with Serving(root / "data", root / "store") as serving:
         yield serving
-
-
-def _slug(answer: Response) -> tuple[int, str]:
-    assert answer.headers["content-type"] == "application/problem+json"
-    row = answer.json()
-    assert row["status"] == answer.status_code
-    return answer.status_code, row["type"].rpartition(":")[2]
 
 
 @pytest.mark.parametrize(
@@ -64,23 +54,22 @@ def _slug(answer: Response) -> tuple[int, str]:
 )  # fmt: skip
 def test_parameters_that_are_none(server: Serving, query: str) -> None:
     answer = server.get(f"{_BY_KEY}?{query}")
-    assert _slug(answer) == (422, "parameters")
-    assert answer.json()["problems"]
+    assert problem(answer, 422, "parameters")["problems"]
     assert len(answer.content) < 4096
 
 
 def test_times_the_wrong_way_round(server: Serving) -> None:
     for path in (f"{_BY_KEY}?topic=T&key=k&begin=2&end=1", "/api/v1/messages/by-unique-key?topic=T&id=k&begin=2&end=1"):
         answer = server.get(path)
-        assert _slug(answer) == (409, "parameters")
-        assert "the first store time, 2, is behind the last one, 1" in answer.json()["detail"]
+        detail = problem(answer, 409, "parameters")["detail"]
+        assert "the first store time, 2, is behind the last one, 1" in detail
 
 
 @pytest.mark.parametrize(
     "query", ["topic=T&key=k", "topic=%E8%AE%A2&key=%00%0a", f"topic=T&key={'𐀀' * 1024}", "topic=T&key=a%2Bb+c"]
 )
 def test_parameters_that_are_understood(server: Serving, query: str) -> None:
-    assert _slug(server.get(f"{_BY_KEY}?{query}")) == (503, "not-open-yet")
+    problem(server.get(f"{_BY_KEY}?{query}"), 503, "not-open-yet")
 
 
 @pytest.mark.parametrize(
@@ -112,9 +101,9 @@ def test_paths_that_are_none(server: Serving, path: str, status: int) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
 def test_methods_that_change_things(server: Serving, method: str) -> None:
     answer = server.client.request(method, "/livez")
-    assert _slug(answer) == (405, "method-not-allowed")
+    detail = problem(answer, 405, "method-not-allowed")["detail"]
+    assert detail == f"{method} is not answered here, only GET and HEAD are"
     assert answer.headers["allow"] == "GET, HEAD"
-    assert answer.json()["detail"] == f"{method} is not answered here, only GET and HEAD are"
 
 
 @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/nothing", "/openapi.json", f"{_BY_KEY}?topic=T&key=k"])
@@ -187,15 +176,10 @@ def test_many_requests_in_one_piece(server: Serving) -> None:
     assert data.count(b"HTTP/1.1 200 OK") == 201
 
 
-def _serving(tmp_path: Path, **settings_: object) -> Serving:
-    (tmp_path / "store/commitlog").mkdir(parents=True)
-    return Serving(tmp_path / "data", tmp_path / "store", **settings_)  # type: ignore[arg-type]  # keys of the config
-
-
 @pytest.mark.parametrize("words", [b"", b"GET /liv", b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: y", b"\r\n\r\n"])
-def test_a_request_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
+def test_a_request_that_does_not_end(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
-    with _serving(tmp_path) as server, server.connect() as peer:
+    with Serving(*place) as server, server.connect() as peer:
         assert answer_of(peer, words) == (0, b"")
         assert server.get("/livez").status_code == 200
 
@@ -204,34 +188,34 @@ def test_a_request_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("bound", "most", "clients", "whole"), [("ANSWER_SECONDS", 1.0, 1, 0), ("_UNTAKEN_MAX", 4_000_000, 6, 1)]
 )
 def test_answers_that_are_not_taken_are_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: float, clients: int, whole: int
+    place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, bound: str, most: float, clients: int, whole: int
 ) -> None:
     """By how long one lies there, and by how much lies there of all clients."""
     monkeypatch.setattr(http_server, bound, most)
-    with _serving(tmp_path) as server:
+    with Serving(*place) as server:
         for _ in range(1000):
             server.board.events.tell("rolled", {"text": "x" * 20_000})
         before = _descriptors()
         peers = [server.connect() for _ in range(clients)]
         for peer in peers:
             peer.sendall(b"GET /api/v1/events HTTP/1.1\r\n" + _HOST + b"connection: close\r\n\r\n")
-        _wait_until(lambda: _descriptors() >= before + 2 * clients)
-        _wait_until(lambda: _descriptors() <= before + clients + whole)  # it has let go of the others
+        wait_for(lambda: _descriptors() >= before + 2 * clients)
+        wait_for(lambda: _descriptors() <= before + clients + whole)  # it has let go of the others
         assert sum(len(read_all(peer)[1]) > 20_000_000 for peer in peers) <= whole
         for peer in peers:
             peer.close()
         assert len(server.get("/api/v1/events").content) > 20_000_000
 
 
-def test_connections_beyond_the_bound_are_reset(tmp_path: Path) -> None:
-    with _serving(tmp_path, http_connections_max=16) as server:
+def test_connections_beyond_the_bound_are_reset(place: tuple[Path, Path]) -> None:
+    with Serving(*place, http_connections_max=16) as server:
         assert server.get("/livez").status_code == 200
         before, peers = _descriptors(), []
         with ExitStack() as stack:
             for _ in range(300):
                 with suppress(ConnectionError):  # it is reset at once
                     peers.append(stack.enter_context(server.connect()))
-            _wait_until(lambda: _descriptors() - before <= len(peers) + 15)
+            wait_for(lambda: _descriptors() - before <= len(peers) + 15)
             assert not _answers(peers[-1])
             assert server.get("/livez").status_code == 200  # on a connection that was there before
 
@@ -240,7 +224,7 @@ def test_connections_beyond_the_bound_are_reset(tmp_path: Path) -> None:
                 return _answers(peer)
             return False
 
-        _wait_until(is_free)
+        wait_for(is_free)
 
 
 def _descriptors() -> int:
@@ -253,20 +237,13 @@ def _answers(peer: socket.socket) -> bool:
     return False
 
 
-def _wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_stop_does_not_wait_for_idle_clients(tmp_path: Path) -> None:
-    with _serving(tmp_path) as server:
+def test_a_stop_does_not_wait_for_idle_clients(place: tuple[Path, Path]) -> None:
+    with Serving(*place) as server:
         peers = [server.connect() for _ in range(5)]
         peers[0].sendall(b"GET /liv")
         server.get("/livez")
         server.stop_soon()
-        _wait_until(server.has_ended, 6)
+        wait_for(server.has_ended, 6)
         for peer in peers:
             peer.close()
 
@@ -380,7 +357,7 @@ def test_a_handshake_that_never_comes_is_ended(
                 return httpx.get(f"{server.url}/livez", verify=client_context(cert), trust_env=False).is_success
             return False
 
-        _wait_until(is_served)
+        wait_for(is_served)
 
 
 @pytest.mark.parametrize(

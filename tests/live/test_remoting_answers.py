@@ -37,8 +37,8 @@ from support.remoting import (
     signed,
 )
 from support.remoting_asking import ALL_TIME, six_messages
+from support.serving import make_certificate
 from support.small_log import SIZES, write_log
-from support.tls import make_certificate
 
 _KEYS = ("rocketmq", "12345678")
 #: Settings for TLS, and for signatures.

@@ -33,8 +33,8 @@ from support.remoting import (
     name_server_handlers,
     route_data,
 )
+from support.serving import make_certificate, server_context
 from support.small_log import SIZES, write_log
-from support.tls import make_certificate, server_context
 
 
 @pytest.fixture(scope="module")

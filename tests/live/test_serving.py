@@ -33,12 +33,12 @@ from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import rebuild
 from support.inside import config_of
 from support.remoting import RemotingClient
-from support.serving import Log, Serving
+from support.serving import Log, Serving, problem, wait_for
 from support.sim_daemon import SilentLog
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from indexd.config import Config
 
@@ -55,13 +55,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return config_of(tmp_path / "store", tmp_path / "data", http="127.0.0.1:0")
-
-
-def wait_for(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def serve_threads() -> list[threading.Thread]:
@@ -212,18 +205,6 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
         yield running
 
 
-def _problem(answer: Any, status: int, slug: str) -> dict[str, Any]:
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    row: dict[str, Any] = answer.json()
-    assert row["type"] == f"urn:rocketmq-indexd:problem:{slug}"
-    assert row["status"] == status
-    assert row["title"]
-    assert row["detail"]
-    assert row["instance"].startswith("/")
-    return row
-
-
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
@@ -240,7 +221,7 @@ def test_ready_within_thresholds(serving: Serving, parameters: str, words: str |
         assert answer.status_code == 200
         row = answer.json()
     else:
-        row = _problem(answer, 503, "not-ready")
+        row = problem(answer, 503, "not-ready")
         assert row["detail"] == words
         assert int(answer.headers["retry-after"]) > 0
     assert (row["dispatchBehindBytes"], row["dispatchBehindMilliseconds"]) == (str(2**40), "2500")
@@ -248,14 +229,14 @@ def test_ready_within_thresholds(serving: Serving, parameters: str, words: str |
 
 def test_a_threshold_without_a_number_is_not_met(serving: Serving) -> None:
     serving.row = {}
-    assert "unknown" in _problem(serving.get("/readyz"), 503, "not-ready")["detail"]
-    assert "unknown" in _problem(serving.get("/readyz?lag_ms=1"), 503, "not-ready")["detail"]
+    assert "unknown" in problem(serving.get("/readyz"), 503, "not-ready")["detail"]
+    assert "unknown" in problem(serving.get("/readyz?lag_ms=1"), 503, "not-ready")["detail"]
 
 
 def test_alive_unless_a_stage_stands_still(serving: Serving) -> None:
     assert serving.get("/livez").json() == {"status": "ok", "phase": "running"}
     serving.row = {"stalled": {"read": 61.5}, "problems": {}}
-    assert "read for 6" in _problem(serving.get("/livez"), 503, "stalled")["detail"]
+    assert "read for 6" in problem(serving.get("/livez"), 503, "stalled")["detail"]
     serving.row = {"stalled": {}, "problems": {"build": "No space left on device"}}
     assert serving.get("/livez").status_code == 200
 
@@ -263,10 +244,10 @@ def test_alive_unless_a_stage_stands_still(serving: Serving) -> None:
 def test_while_it_recovers(serving: Serving) -> None:
     serving.board.recovering("replay", 1, 4)
     assert serving.get("/livez").json()["phase"] == "recovering"
-    assert _problem(serving.get("/readyz"), 503, "not-ready")["detail"] == "it is recovering"
+    assert problem(serving.get("/readyz"), 503, "not-ready")["detail"] == "it is recovering"
     for path in ("messages/by-key?topic=T&key=k", "messages/0", "coverage", "index-files"):
         answer = serving.get(f"/api/v1/{path}")
-        assert _problem(answer, 503, "not-open-yet")["recovering"]["done"] == 1
+        assert problem(answer, 503, "not-open-yet")["recovering"]["done"] == 1
         assert int(answer.headers["retry-after"]) > 0
     row = serving.get("/api/v1/status").json()
     assert (row["phase"], row["recovering"]["step"], row["recovering"]["total"]) == ("recovering", "replay", "4")
@@ -397,7 +378,7 @@ def test_a_query_has_so_long(place: tuple[Path, Path], monkeypatch: pytest.Monke
     monkeypatch.setattr(Bodies, "_of_hit", slow)
     with Serving(*place) as serving:
         answer = serving.get(_BY_KEY)
-        assert _problem(answer, 503, "too-long")["hint"]
+        assert problem(answer, 503, "too-long")["hint"]
         assert answer.headers["retry-after"]
         assert serving.board.queries["error"] == 1
         assert serving.get(_BY_KEY.replace("body=text", "body=none")).status_code == 200
@@ -419,12 +400,9 @@ def test_a_query_that_nothing_ends_is_left_behind_at_a_stop(
         assert begun.wait(20)
         serving.stop_soon()
         answer = asked.result(20)
-        _problem(answer, 503, "stopping")
+        problem(answer, 503, "stopping")
         assert answer.headers["connection"] == "close"
-        began = time.monotonic()
-        while not serving.has_ended():
-            time.sleep(0.05)
-            assert time.monotonic() - began < 5  # what serve.server gives it
+        wait_for(serving.has_ended, 5)  # what serve.server gives it
         said = [event for level, event, _ in serving.log.lines if level == "warning"]
         assert said == ["queries_left_behind"]
         assert serving.board.queries["error"] == 0

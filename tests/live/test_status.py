@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from hypothesis import strategies as st
 from indexd.cli.status import Look, draw, from_text64
 from indexd.findings import findings_of
 from indexd.serve.daemon_status import summary_of
+from indexd.storage.lock import DirectoryLock
 from support.daemon import COMMAND, Daemon, environment, indexd
-from support.missing import need
+from support.serving import make_certificate
 from support.small_log import SIZES
 from support.status import MESSAGES, row_of, status, stopped, store
 
@@ -154,7 +154,7 @@ def test_an_address_where_nobody_answers_or_somebody_else(running: Daemon, stopp
         assert says in done.stderr
 
 
-def test_one_that_does_not_answer_is_a_finding(store: Path, tmp_path: Path) -> None:
+def test_one_that_does_not_answer_is_a_finding_and_one_that_was_killed_another(store: Path, tmp_path: Path) -> None:
     with Daemon(store, tmp_path / "data", *SIZES, env={"INDEXD_HTTP": "127.0.0.1:0"}) as daemon:
         address = daemon.wait_caught_up()["http"]
         os.kill(daemon.pid, signal.SIGSTOP)
@@ -172,6 +172,11 @@ def test_one_that_does_not_answer_is_a_finding(store: Path, tmp_path: Path) -> N
         assert "does not answer (figures are " in drawn.splitlines()[0]
         assert "running" not in drawn.splitlines()[0]
         assert row_of(daemon.data)["asked"] == f"http://{address}"
+        daemon.kill()
+        row = row_of(daemon.data, code=1)
+    assert (row["phase"], row["lastShutdownClean"]) == ("crashed", False)
+    crashed = "no daemon runs: it crashed or was killed; the next start recovers (the abort flag is there)"
+    assert row["findings"] == [crashed]
 
 
 def test_one_without_http_is_known_by_its_state(store: Path, tmp_path: Path) -> None:
@@ -231,10 +236,7 @@ def test_a_file_without_a_token_is_one_line_that_does_not_show_it(content: str |
 
 
 def test_tls_with_the_daemons_own_certificate_or_one_that_vouches_for_it(store: Path, tmp_path: Path) -> None:
-    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
-    subprocess.run([need("openssl"), *words.split(), *names], check=True, capture_output=True)
+    cert, key = make_certificate(tmp_path, "DNS:localhost")
     tls = {"INDEXD_HTTP_TLS_CERT": str(cert), "INDEXD_HTTP_TLS_KEY": str(key)}
     with Daemon(store, tmp_path / "data", *SIZES, env={"INDEXD_HTTP": "127.0.0.1:0", **tls}) as daemon:
         address = daemon.wait_caught_up()["http"]
@@ -270,17 +272,6 @@ def test_one_that_was_stopped(stopped: Path, tmp_path: Path) -> None:
     assert row_of(data, code=1)["phase"] == "stopped"
 
 
-def test_one_that_was_killed(store: Path, tmp_path: Path) -> None:
-    with Daemon(store, tmp_path / "data", *SIZES, env={"INDEXD_HTTP": "127.0.0.1:0"}) as daemon:
-        daemon.wait_caught_up()
-        daemon.kill()
-        row = row_of(daemon.data, code=1)
-    assert (row["phase"], row["lastShutdownClean"]) == ("crashed", False)
-    assert row["findings"] == [
-        "no daemon runs: it crashed or was killed; the next start recovers (the abort flag is there)"
-    ]
-
-
 def test_a_log_that_is_not_there_any_more(stopped: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(stopped, data)
@@ -302,40 +293,20 @@ def test_no_index_at_all(tmp_path: Path) -> None:
     assert indexd("status", "--data", tmp_path).returncode == 4
 
 
-@contextmanager
-def held(data: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds the lock of a new data directory, and does nothing else there."""
-    data.mkdir()
-    code = (
-        "import sys, time; from pathlib import Path; from indexd.storage.lock import DirectoryLock\n"
-        "lock = DirectoryLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(60)\n"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, data / "lock"], stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        yield holder
-    finally:
-        holder.kill()
-        holder.wait()
-        if holder.stdout is not None:
-            holder.stdout.close()
-
-
 def test_a_recovery_is_drawn(tmp_path: Path) -> None:
     # What a recovering daemon writes down, with the lock held as it holds it.
-    data = tmp_path / "data"
-    with held(data) as holder:
-        row = row_of(data, INDEXD_HTTP="off")
-        assert (row["phase"], row["pid"], row["findings"]) == ("opening", holder.pid, [])
-        progress = {"step": "compare", "unit": "bytes", "done": 3 << 20, "total": 6 << 20}
-        state = {"pid": holder.pid, "phase": "recovering", "http": None, "recovering": progress}
-        state["summary"] = summary_of(state)
-        (data / "state").write_text(json.dumps(state))
-        assert row_of(data)["recovering"] == progress
-        drawn = status(data)
-        assert drawn.startswith(f"recovering  pid {holder.pid}\n")
-        assert "Recovering, compare: 50 %" in drawn
+    lock, pid = DirectoryLock(tmp_path / "lock"), os.getpid()
+    lock.acquire()
+    row = row_of(tmp_path, INDEXD_HTTP="off")
+    assert (row["phase"], row["pid"], row["findings"]) == ("opening", pid, [])
+    progress = {"step": "compare", "unit": "bytes", "done": 3 << 20, "total": 6 << 20}
+    state = {"pid": pid, "phase": "recovering", "http": None, "recovering": progress}
+    (tmp_path / "state").write_text(json.dumps(state | {"summary": summary_of(state)}))
+    assert row_of(tmp_path)["recovering"] == progress
+    drawn = status(tmp_path)
+    assert drawn.startswith(f"recovering  pid {pid}\n")
+    assert "Recovering, compare: 50 %" in drawn
+    lock.release()
 
 
 def test_only_status_loads_what_draws() -> None:

@@ -9,15 +9,13 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import pytest
 
 from indexd.storage.names import segment_name
@@ -28,8 +26,6 @@ from support.small_log import SEGMENT_SIZE, SIZES, write_log
 
 _START_SECONDS = 30.0
 _PAUSE = 0.1
-# A proxy of the machine is nothing for loopback.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 pytestmark = requires(lambda: (need("prometheus"), need("promtool")))
@@ -45,10 +41,9 @@ def promtool(*args: object, text: str | None = None, directory: Path | None = No
     return said
 
 
-def fetch(url: str) -> tuple[str, str]:
-    """Body and content type of a page on this machine."""
-    with _OPENER.open(url, timeout=10) as answer:
-        return answer.read().decode(), answer.headers["content-type"]
+def fetch(url: str, **parameters: str) -> httpx.Response:
+    """A page on this machine, past any proxy."""
+    return httpx.get(url, params=parameters, timeout=10, trust_env=False)
 
 
 class Prometheus:
@@ -94,20 +89,15 @@ class Prometheus:
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """The samples of an instant query; AssertionError for an expression that is none."""
-        try:
-            body, _ = fetch(f"http://{self._address}/api/v1/query?{urllib.parse.urlencode({'query': expr})}")
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{expr}: {error.read().decode()}") from None
-        found: list[dict[str, Any]] = json.loads(body)["data"]["result"]
+        answer = fetch(f"http://{self._address}/api/v1/query", query=expr)
+        assert answer.is_success, f"{expr}: {answer.text}"
+        found: list[dict[str, Any]] = answer.json()["data"]["result"]
         return found
 
     def alerts(self) -> dict[tuple[str, str], str]:
         """(alert, instance) -> pending or firing."""
-        body, _ = fetch(f"http://{self._address}/api/v1/alerts")
-        return {
-            (alert["labels"]["alertname"], alert["labels"]["instance"]): alert["state"]
-            for alert in json.loads(body)["data"]["alerts"]
-        }
+        alerts = fetch(f"http://{self._address}/api/v1/alerts").json()["data"]["alerts"]
+        return {(alert["labels"]["alertname"], alert["labels"]["instance"]): alert["state"] for alert in alerts}
 
     def wait_for(self, holds: Callable[[], bool], what: str, timeout: float = 20.0) -> None:
         """Until that holds; AssertionError with the log when it does not in time."""
@@ -120,10 +110,9 @@ class Prometheus:
             time.sleep(_PAUSE)
 
     def _is_ready(self) -> bool:
-        try:
-            return bool(fetch(f"http://{self._address}/-/ready"))
-        except OSError:
-            return False
+        with suppress(httpx.TransportError):
+            return fetch(f"http://{self._address}/-/ready").is_success
+        return False
 
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -187,10 +176,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def test_promtool_is_content_with_the_metrics(watched: Watched) -> None:
-    text, content_type = fetch(f"http://{address(watched.sound)}/metrics")
-    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
-    assert promtool("check", "metrics", text=text) == ""
-    assert 'cluster="TestCluster",node_id="broker-a",node_type="indexer"' in text
+    answer = fetch(f"http://{address(watched.sound)}/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert promtool("check", "metrics", text=answer.text) == ""
+    assert 'cluster="TestCluster",node_id="broker-a",node_type="indexer"' in answer.text
 
 
 def test_promtool_is_content_with_rules_and_example() -> None:

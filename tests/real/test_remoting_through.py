@@ -14,7 +14,7 @@ from support.daemon import Daemon, compile_kernels
 from support.mosquitto import Proxy
 from support.rocketmq import OLD_CLIENT, REAL, Broker, RocketMQError
 from support.rocketmq_tools import TLS, Row, Tools, address_of
-from support.tls import make_certificate
+from support.serving import make_certificate
 
 pytestmark = REAL
 

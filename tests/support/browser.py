@@ -3,8 +3,7 @@
 ::
 
     with Browser(tmp_path / "profile") as browser:
-        page = browser.page()
-        page.open("http://127.0.0.1:9577/")
+        page = browser.page("http://127.0.0.1:9577/")
         page.type("#q", "order-7")
         page.press("Enter")
         page.wait("document.querySelectorAll('tr.hit').length > 0")
@@ -97,19 +96,21 @@ class Browser:
             self._process.wait(10)
         os.close(self._answers)
 
-    def page(self, *, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True) -> Tab:
-        """A new, empty page in a profile of its own; ``script``: whether it runs JavaScript."""
+    def page(self, address: str = "", *, width: int = 1280, dark: bool = False, script: bool = True) -> Tab:
+        """A new page, empty or opened, in a profile of its own; ``script``: whether it runs JavaScript."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = self.pages[session] = Tab(self, session)
         for domain in ("Page", "Runtime", "Network", "Log"):
             tab.call(f"{domain}.enable")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         tab.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         tab.call("Emulation.setEmulatedMedia", features=[scheme])
         tab.call("Emulation.setScriptExecutionDisabled", value=not script)
+        if address:
+            tab.open(address)
         return tab
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
@@ -252,8 +253,7 @@ class Page:
 
     def __init__(self, path: Path, profile: Path, *, width: int = 1280, dark: bool = False) -> None:
         with Browser(profile) as browser:
-            tab = browser.page(width=width, dark=dark)
-            tab.open(path.as_uri())
+            tab = browser.page(path.as_uri(), width=width, dark=dark)
             self.dom = tab.html()
             self.asked = {urlsplit(url).hostname for url in tab.requests} - {None}
 

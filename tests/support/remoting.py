@@ -34,8 +34,7 @@ from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import Form, RemotingCommand, decode_command, encode_command
 from indexd.serve.remoting.server import Limits
 from indexd.serve.remoting.upstream import Client, Patience
-from support.serving import InThread
-from support.tls import client_context, make_certificate
+from support.serving import InThread, client_context, make_certificate
 
 _SECONDS = 10.0
 

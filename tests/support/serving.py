@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from contextlib import ExitStack
@@ -20,9 +22,10 @@ from indexd.config import load
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.server import serve_http
 from indexd.serve.server import listen
+from support.missing import need
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _SECONDS = 30.0
@@ -158,6 +161,25 @@ def read_all(peer: socket.socket) -> tuple[int, bytes]:
     return int(data[9:12]) if data.startswith(b"HTTP/1.1 ") else 0, data
 
 
+def wait_for(holds: Callable[[], object], seconds: float = _SECONDS) -> None:
+    """Look every few milliseconds; AssertionError when it never holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def problem(answer: httpx.Response, status: int, slug: str) -> dict[str, Any]:
+    """The object of an answer that is none."""
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
+    row: dict[str, Any] = answer.json()
+    assert (row["type"], row["status"]) == (f"urn:rocketmq-indexd:problem:{slug}", status)
+    assert row["title"]
+    assert row["detail"]
+    assert row["instance"].startswith("/")
+    return row
+
+
 def numbers_of(value: Any) -> list[int]:
     """Every whole number of a JSON value."""
     if isinstance(value, bool) or value is None:
@@ -167,3 +189,26 @@ def numbers_of(value: Any) -> list[int]:
     if isinstance(value, dict):
         return [number for item in value.values() for number in numbers_of(item)]
     return [number for item in value for number in numbers_of(item)] if isinstance(value, list) else []
+
+
+_CERTIFICATE = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x"
+
+
+def make_certificate(home: Path, names: str = "IP:127.0.0.1,IP:::1,DNS:localhost") -> tuple[Path, Path]:
+    """Certificate and key, PEM, in ``home``, signed by itself."""
+    cert, key = home / "cert.pem", home / "key.pem"
+    own = ["-addext", f"subjectAltName={names}", "-out", str(cert), "-keyout", str(key)]
+    subprocess.run([need("openssl"), *_CERTIFICATE.split(), *own], check=True, capture_output=True, timeout=60)
+    return cert, key
+
+
+def client_context(cert: Path) -> ssl.SSLContext:
+    """Trusts this certificate alone."""
+    return ssl.create_default_context(cafile=cert)
+
+
+def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """A server's, with both."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context

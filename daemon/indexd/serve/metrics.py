@@ -16,7 +16,7 @@ NODE_TYPE = "indexer"
 _UNITS = ("bytes", "seconds", "ratio")
 #: Fields of the status that are metrics.
 FAMILIES = tuple(found for found in FIELDS if found.kind != "text")
-#: Attribute of the board, and name -> help.
+#: Attribute of the status, and name -> help.
 HISTOGRAMS = {
     "drain_seconds": "How long a drain took: from the queue into every output.",
     "flush_seconds": "How long a flush took: files synced, checkpoint and frontier.",
@@ -35,10 +35,10 @@ def _empty(family: Figure) -> Metric:
 
 
 class IndexerCollector(Collector):
-    """Reads ``board.row()`` once a scrape; from any thread. All samples bear cluster, node_type and node_id."""
+    """Reads the status once a scrape; from any thread. All samples bear cluster, node_type and node_id."""
 
-    def __init__(self, board: DaemonStatus) -> None:
-        self._board = board
+    def __init__(self, status: DaemonStatus) -> None:
+        self._status = status
 
     def describe(self) -> Iterable[Metric]:
         """Every family there can be, without samples: what is registered and documented."""
@@ -47,7 +47,7 @@ class IndexerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The families that have a sample now."""
-        row = self._board.row()
+        row = self._status.row()
         labels = {"cluster": str(row.get("cluster", "")), "node_type": NODE_TYPE, "node_id": str(row.get("nodeId", ""))}
         for family in FAMILIES:
             metric = _empty(family)
@@ -56,20 +56,20 @@ class IndexerCollector(Collector):
             if metric.samples:
                 yield metric
         for name, text in HISTOGRAMS.items():
-            histogram = getattr(self._board, name)
+            histogram = getattr(self._status, name)
             timed = HistogramMetricFamily(PREFIX + name, text, labels=tuple(labels), unit="seconds")
             timed.add_metric(list(labels.values()), histogram.cumulative(), histogram.total)
             yield timed
 
 
-def render(board: DaemonStatus, accept: str | None) -> tuple[bytes, str]:
+def render(status: DaemonStatus, accept: str | None) -> tuple[bytes, str]:
     """The body and its content type for a request's Accept header: Prometheus's text, or OpenMetrics where asked for.
 
     What the process takes (CPU, memory, descriptors) comes with it. The registry is this call's own, so nothing that
     another library registers gets in, and nothing here writes ``_created`` series.
     """
     registry = CollectorRegistry()
-    registry.register(IndexerCollector(board))
+    registry.register(IndexerCollector(status))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     encode, content_type = choose_encoder(accept or "")

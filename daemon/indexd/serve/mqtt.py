@@ -1,6 +1,6 @@
 """Publishes status, state and events over MQTT 5 with QoS 1, and listens to nothing: what is sent here moves nothing.
 
-By aiomqtt, which is asyncio-mqtt under its present name. Whatever the network does, events only wait on the board: the
+By aiomqtt, which is asyncio-mqtt under its present name. Whatever the network does, events only wait in the status: the
 index is built in other threads and is never waited for here, nor does it wait. A connection that fails is cut, so that
 the broker publishes its will, ``offline``; one that is left says so itself.
 """
@@ -31,8 +31,8 @@ from indexd.storage.disk import Disk
 
 Logger = Any
 ONLINE, OFFLINE = b"online", b"offline"
-#: Of one packet from the broker, in bytes; MQTT 5, 3.1.2.11.4 lets it know.
-PACKET_BYTES_MAX = 65_536
+# Of one packet from the broker, in bytes; MQTT 5, 3.1.2.11.4 lets it know.
+_PACKET_BYTES_MAX = 65_536
 #: Between two tries, in seconds.
 PAUSE_SECONDS = (1.0, 60.0)
 # A connection that stood this long makes the next pause a short one again.
@@ -41,7 +41,7 @@ _STEADY_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 # Without a word for twice this long, the connection is gone.
 _KEEPALIVE_SECONDS = 20
-# Between two looks at the board; between two states, however much happens.
+# Between two looks at the status; between two states, however much happens.
 _TICK_SECONDS, _STATE_SECONDS_MIN = 0.2, 1.0
 # Both together are shorter than what ServeThread grants.
 _LAST_WORDS_SECONDS, _LEAVE_SECONDS = 3.0, 1.0
@@ -73,10 +73,10 @@ _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
 
 
-async def publish(config: Config, board: DaemonStatus, log: Logger, stop: asyncio.Event) -> None:
-    """Publish until ``stop``; ``board.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
-    publisher = _Publisher(config.mqtt, board, log)
-    board.outlets["mqtt"] = publisher.row
+async def publish(config: Config, status: DaemonStatus, log: Logger, stop: asyncio.Event) -> None:
+    """Publish until ``stop``; ``status.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
+    publisher = _Publisher(config.mqtt, status, log)
+    status.outlets["mqtt"] = publisher.row
     shortest, longest = PAUSE_SECONDS
     pause, said = shortest, None
     while not stop.is_set():
@@ -98,9 +98,9 @@ async def publish(config: Config, board: DaemonStatus, log: Logger, stop: asynci
 
 
 class _Publisher:
-    def __init__(self, config: MqttConfig, board: DaemonStatus, log: Logger) -> None:
-        self._config, self._board, self._log = config, board, log
-        self._about = board.row()
+    def __init__(self, config: MqttConfig, status: DaemonStatus, log: Logger) -> None:
+        self._config, self._status, self._log = config, status, log
+        self._about = status.row()
         levels = [topic_level(self._about[name]) for name in ("cluster", "nodeId")]
         self._root = "/".join((config.mqtt_topic_prefix, *levels))
         # The same for every connection of a node, so that the broker ends one that was left half open, and publishes
@@ -115,7 +115,7 @@ class _Publisher:
 
     def row(self) -> dict[str, Any]:
         """How it goes: ``published`` and ``dropped`` count events, ``waiting`` those not yet published. Any thread."""
-        waiting, most = max(self._board.events.last - self._last, 0), self._config.mqtt_queue_max
+        waiting, most = max(self._status.events.last - self._last, 0), self._config.mqtt_queue_max
         return {
             "connected": self.connected_at is not None,
             "published": self._published,
@@ -125,8 +125,8 @@ class _Publisher:
         }
 
     def _waiting(self) -> list[Event]:
-        # The board keeps them, and what it could not keep counts as dropped, as does what is too much for the bus.
-        events = self._board.events
+        # The status keeps them, and what it could not keep counts as dropped, as does what is too much for the bus.
+        events = self._status.events
         found = events.since(self._last)[-self._config.mqtt_queue_max :]
         lost = (found[0].number if found else events.last + 1) - self._last - 1
         self._dropped, self._last = self._dropped + lost, self._last + lost
@@ -168,7 +168,7 @@ class _Publisher:
 
     async def _send_state(self, client: Client) -> None:
         shown = self._worth_a_state()
-        await client.send(f"{self._root}/state", state_payload(self._board.row()), retain=True)
+        await client.send(f"{self._root}/state", payload(self._status.row()), retain=True)
         self._shown = shown, time.monotonic()
 
     async def _send_events(self, client: Client) -> None:
@@ -180,7 +180,7 @@ class _Publisher:
 
     def _worth_a_state(self) -> object:
         # What is the matter is an event as well: stages that wait, damage, the broker.
-        return self._board.phase, self._notable, self.connected_at is not None
+        return self._status.phase, self._notable, self.connected_at is not None
 
     def say(self, write: Any, name: str, **fields: object) -> None:
         """A line of the log, with how many events wait and were dropped."""
@@ -203,11 +203,11 @@ async def _first_of(*steps: Coroutine[Any, Any, object]) -> None:
 
 
 class Client(aiomqtt.Client):
-    """One connection. The package takes a refusal for a yes and packets of any size: here each ends it by MqttError."""
+    """One connection. The package takes a refusal for a yes: here that is an MqttError, as is what nobody asked for."""
 
-    def __init__(self, config: MqttConfig, client_id: str, status: str, password: str | None) -> None:
+    def __init__(self, config: MqttConfig, client_id: str, status_topic: str, password: str | None) -> None:
         ca_file, limits = config.mqtt_ca_file, _properties(PacketTypes.CONNECT)
-        limits.MaximumPacketSize, limits.ReceiveMaximum = PACKET_BYTES_MAX, 1
+        limits.MaximumPacketSize, limits.ReceiveMaximum = _PACKET_BYTES_MAX, 1
         tls = aiomqtt.TLSParameters(ca_certs=None if ca_file is None else str(ca_file)) if config.mqtt_tls else None
         super().__init__(
             config.mqtt_host or "",
@@ -216,7 +216,7 @@ class Client(aiomqtt.Client):
             password=password,
             identifier=client_id,
             protocol=aiomqtt.ProtocolVersion.V5,
-            will=aiomqtt.Will(status, OFFLINE, qos=1, retain=True, properties=_content("text/plain")),
+            will=aiomqtt.Will(status_topic, OFFLINE, qos=1, retain=True, properties=_content("text/plain")),
             tls_params=tls,
             timeout=ANSWER_SECONDS,
             keepalive=_KEEPALIVE_SECONDS,
@@ -227,19 +227,9 @@ class Client(aiomqtt.Client):
         #: What is being published, and the broker's No to it.
         self._topic: str | None = None
         self._refusal: ReasonCode | None = None
-        self._problem: str | None = None
         # Why it ended is asked for by whoever is interested; else asyncio would write it to standard error.
         for ended in (self._connected, self._disconnected):
             ended.add_done_callback(lambda future: future.cancelled() or future.exception())
-        receive = self._client._sock_recv
-
-        def receive_bounded(size: int) -> bytes:
-            if size > PACKET_BYTES_MAX:
-                self._problem = f"{_UNASKED}, or a packet of more than {PACKET_BYTES_MAX} bytes"
-                raise ConnectionError(self._problem)  # the package closes the socket then, and keeps nothing
-            return receive(size)
-
-        self._client._sock_recv = receive_bounded  # type: ignore[method-assign,assignment]  # another argument's name
 
     async def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Publish, and wait until the broker has it; one at a time. A broker that does not allow it is an error too."""
@@ -253,14 +243,12 @@ class Client(aiomqtt.Client):
     async def lost(self) -> None:
         """Ends with MqttError as soon as the connection is gone, and never otherwise: nothing is subscribed to."""
         if not self._client.is_connected():  # it ended in the moment after the answer, which the package forgets
-            raise aiomqtt.MqttError(self._problem or _CODES[0x80])
+            raise aiomqtt.MqttError(_CODES[0x80])
         try:
             async for _ in self.messages:
                 raise aiomqtt.MqttError(_UNASKED)
         except aiomqtt.MqttError as error:
             code = getattr(error.__cause__, "rc", None)
-            if self._problem is not None:
-                raise aiomqtt.MqttError(self._problem) from None
             if isinstance(code, ReasonCode) and code.value in _HINTS and self._topic is not None:
                 raise aiomqtt.MqttError(self._about_topic(code)) from None
             raise
@@ -328,24 +316,22 @@ def topic_level(name: str) -> str:
     return clean.encode()[:_LEVEL_BYTES_MAX].decode(errors="ignore") or "_"
 
 
-def state_payload(row: Mapping[str, Any]) -> bytes:
-    """The board's row; 64-bit offsets are strings, as they are over HTTP: a double holds 53 bits."""
-    return _json(_texts(row))
-
-
-def event_payload(event: Event, board: Mapping[str, Any]) -> bytes:
+def event_payload(event: Event, about: Mapping[str, Any]) -> bytes:
     """One event. Within one ``bootId`` the ``seq`` of the events of all kinds grows by one: a gap is what was lost.
 
     The same event may come twice, after a connection that broke before the broker had answered.
     """
-    about = {name: board[name] for name in ("bootId", "cluster", "nodeId")}
+    whose = {name: about[name] for name in ("bootId", "cluster", "nodeId")}
     told = {"at": event.at, "kind": event.kind, "event": event.name, "fields": event.fields}
-    return _json(_texts({"seq": event.number, **about, **told}))
+    return payload({"seq": event.number, **whose, **told})
 
 
-def _json(value: object) -> bytes:
-    # ASCII: a path that is no UTF-8 would have none otherwise.
-    return json.dumps(value, separators=(",", ":"), default=str).encode()
+def payload(value: object) -> bytes:
+    """JSON; 64-bit offsets are strings, as they are over HTTP: a double holds 53 bits.
+
+    ASCII: a path that is no UTF-8 would have none otherwise.
+    """
+    return json.dumps(_texts(value), separators=(",", ":"), default=str).encode()
 
 
 def _texts(value: object, key: str = "") -> object:
