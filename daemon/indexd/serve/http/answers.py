@@ -146,7 +146,7 @@ _KEY_DEFAULTS = {"indexType": None, "truncatedBy": None, "cursor": None, "expire
 
 
 def key_answer(data: Data, answer: Answer, bodies: Bodies) -> tuple[bytes, str]:
-    """The answer to a query by key, and its result as the board counts it."""
+    """The answer to a query by key, and its result as the status counts it."""
     why = answer.why
     if not answer.hits and why is None:  # the broker's own answer never says
         why = ABSENT if answer.coverage.complete else "the broker's answer: absent from what is indexed"

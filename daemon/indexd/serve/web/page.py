@@ -222,7 +222,11 @@ def _by_key(form: SearchForm, asked: ByKey, answer: Answer) -> Shown:
         f"{answer.unreadable:,} entries of this key's hash point to what is no message.": answer.unreadable,
         "This is what the broker would answer: it may miss messages, repeat them, or show others.": answer.last_update,
     }
-    return _hits(form, title, links, [words for words, is_so in notes.items() if is_so], answer.coverage, answer.hits)
+    html = render(
+        "answer.html", kind="hits", title=title, links=links, notes=[words for words, is_so in notes.items() if is_so],
+        hits=answer.hits, form=form, covered=_covered(form, answer.coverage),
+    )  # fmt: skip
+    return html, "found"
 
 
 def _by_queue(form: SearchForm, answer: OffsetAnswer) -> Shown:
@@ -242,26 +246,15 @@ def _by_queue(form: SearchForm, answer: OffsetAnswer) -> Shown:
         for hit in answer.hits
     ]
     title = f"{_counted(hits)} of queue {asked.queue_id}"
-    return _hits(form, title, links, [bounds, *notes], answer.coverage, hits)
+    html = render(
+        "answer.html", kind="hits", title=title, links=links, notes=[bounds, *notes], hits=hits, form=form,
+        covered=_covered(form, answer.coverage),
+    )  # fmt: skip
+    return html, "found"
 
 
 def _counted(hits: Sequence[Hit]) -> str:
     return f"{len(hits):,} {'message' if len(hits) == 1 else 'messages'}"
-
-
-def _hits(
-    form: SearchForm,
-    title: str,
-    links: list[tuple[str, str, str]],
-    notes: list[str],
-    coverage: Coverage,
-    hits: Sequence[Hit],
-) -> Shown:
-    html = render(
-        "answer.html", kind="hits", title=title, links=links, notes=notes, hits=hits, form=form,
-        covered=_covered(form, coverage),
-    )  # fmt: skip
-    return html, "found"
 
 
 def _nothing(form: SearchForm, coverage: Coverage, why: str, more: Sequence[str] = ()) -> Shown:
