@@ -155,6 +155,7 @@ class LastRecovery(_Figures):
     ended_at: int = text("When it ended, ms.")
     seconds: float = gauge("How long the last opening took.", "seconds")
     phy_offset: int = text("How far the index went.")
+    index_files: int = text("Index files that were kept.")
     kept_entries: int = text("Index entries that were kept.")
     dropped_entries: int = gauge("Index entries it cut off, to be read from the log again.", "entries")
     deleted_files: int = text("Files that were removed.")
