@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1] / "unit"
 MODES = ["NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK"]
 
 
