@@ -184,31 +184,30 @@ def test_a_file_of_roots_under_a_second_name_is_neither_written_nor_given_away(t
     assert (victim.read_bytes(), victim.stat().st_uid) == (PRECIOUS, 0)
 
 
-@AS_ROOT
-def test_what_root_makes_is_the_directorys_owners(theirs: Path) -> None:
+def make_all(data: Path) -> None:
+    """One of everything that the disk makes."""
     disk = Disk()
-    disk.make_dir(theirs / "a" / "b")
-    disk.open_write(theirs / "a" / "b" / "file", create=True).close()
-    disk.write_atomically(theirs / "a" / "small", b"1")
-    OutputDisk().write_atomically(theirs / "report", b"1")
-    lock = DirectoryLock(theirs / "lock")
+    disk.make_dir(data / "index")
+    disk.open_write(data / "index" / "file", create=True).close()
+    disk.write_atomically(data / "frontier", b"1")
+    OutputDisk().write_atomically(data.with_name("report"), b"1")
+    lock = DirectoryLock(data / "lock")
     lock.acquire()
     lock.release()
+
+
+@AS_ROOT
+def test_what_root_makes_is_the_directorys_owners(theirs: Path) -> None:
+    make_all(theirs / "data")
     assert owners(theirs) == {OTHER}
 
 
 def test_a_data_directory_has_its_rights_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    disk, data = Disk(), tmp_path / "data"
-    disk.make_dir(data / "index")
-    disk.open_write(data / "index" / "file", create=True).close()
-    disk.write_atomically(data / "frontier", b"1")
-    lock = DirectoryLock(data / "lock")
-    lock.acquire()
-    lock.release()
+    data = tmp_path / "data"
+    make_all(data)
     make_private(data / "compiled" / "word")
     assert rights(data, data / "index", data / "compiled", data / "compiled" / "word") == {0o750}
     assert rights(data / "index" / "file", data / "frontier", data / "lock") == {0o640}
-    OutputDisk().write_atomically(tmp_path / "report", b"1")
     assert rights(tmp_path / "report") == {0o644 & ~umask}
 
 

@@ -196,27 +196,26 @@ class _Inspector:
 
     def directory(self, path: Path) -> Iterator[Row]:
         """The row of every file in it, in its folders of indexes and in its log; of queues their number."""
-        args, is_found, is_reached = self.args, False, self.args.offset is None
-        for folder in (path, path / "index", path / "sparse", path / "commitlog"):
-            for name, _ in self.disk.list_dir(folder) if folder.is_dir() else ():
-                rows_of = self._rows_of(folder / name)
-                if rows_of is None:
-                    continue
-                rows, is_found = rows_of(folder / name), True
-                yield (head := next(rows))
-                if args.offset is not None and "base" in head and 0 <= args.offset - head["base"] < head["size"]:
-                    is_reached = True
-                    yield from rows
+        folders = [folder for folder in (path, path / "index", path / "sparse", path / "commitlog") if folder.is_dir()]
+        places = [folder / name for folder in folders for name, _ in self.disk.list_dir(folder)]
+        known = [place for place in places if self._rows_of(place) is not None]
         queues = path if path.name == "consumequeue" else path / "consumequeue"
+        if not known and not queues.is_dir():
+            raise UsageError(f"{path} holds nothing of a store or of indexd", "name a store, a data directory, a file")
+        offset = self.args.offset
+        for place in known:
+            rows = self.file(place)
+            yield (head := next(rows))
+            if offset is not None and head["kind"] == "segment" and 0 <= offset - head["base"] < head["size"]:
+                offset = None
+                yield from rows
         if queues.is_dir():
-            counted, is_found = queue_folders(self.disk, queues), True
+            counted = queue_folders(self.disk, queues)
             sizes = [size for files in counted.values() for size in files.values()]
             totals = {"queues": len(counted), "files": len(sizes), "size": sum(sizes)}
             yield {"kind": "queues", "path": str(queues), **totals}
-        if not is_found:
-            raise UsageError(f"{path} holds nothing of a store or of indexd", "name a store, a data directory, a file")
-        if not is_reached:
-            raise UsageError(f"physical offset {args.offset} is in no segment of {path}", "see them without --offset")
+        if offset is not None:
+            raise UsageError(f"physical offset {offset} is in no segment of {path}", "see them without --offset")
 
     def _chosen(self, used: int, first: int = 0) -> tuple[int, int]:
         # The numbers ``[begin, end)`` of --entries, else the first of those that are used.

@@ -52,8 +52,6 @@ _COLUMNS = {
 }
 # Members of an answer that are in the table, or said in another way.
 _ELSEWHERE = {"topic", "key", "indexType", "phyOffsets", "storeTimestamps", "hits", "messages", "coverage", "why"}
-#: How to go on, by the member that says from where.
-_MORE = {"cursor": "--cursor", "nextOffset": "-o"}
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -173,9 +171,6 @@ def _print_answer(answer: Any) -> None:
     else:
         print_line(f"no message: {row.get('why') or 'cut off'}")
     members = {name: value for name, value in row.items() if name not in _ELSEWHERE and value is not False}
-    for name, flag in _MORE.items() if row.get("truncated") else ():
-        if name in row:
-            print_line(f"more: {flag} {row[name]}")
     if members:
         said = (f"{name} {_time(value) if name.endswith('imestamp') else value}" for name, value in members.items())
         print_line(", ".join(said))
@@ -201,10 +196,10 @@ def _print_message(found: Message, args: argparse.Namespace) -> None:
         return
     for name in ("storeTimestamp", "bornTimestamp"):
         fields[name] = f"{fields[name]} ({show_time(fields[name])})"
-    properties, fields["keys"] = fields.pop("properties"), " ".join(fields["keys"])
-    how = "" if body.is_unpacked else ", as stored, not unpacked"
-    how = "" if body.compression is None else f", {body.compression} of {len(found.body)} bytes{how}"
-    fields["body"] = show_size(len(body.data)) + how
+    properties = fields.pop("properties")
+    how = "" if body.compression is None else f", {body.compression} of {len(found.body)} bytes"
+    how += "" if body.is_unpacked or body.compression is None else ", as stored, not unpacked"
+    fields |= {"keys": " ".join(fields["keys"]), "body": show_size(len(body.data)) + how}
     for name, value in fields.items():
         print_line(f"{name:<26} {'-' if value in (None, '') else printable(str(value))}")
     for name, value in properties.items():

@@ -24,6 +24,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -450,14 +451,11 @@ class Disk:
 
         Whoever made one before may have died before that. Without ``durable`` nothing is synced.
         """
-        missing = []
-        step = path
-        while not self.exists(step):
-            missing.append(step)
-            step = step.parent
+        missing = list(takewhile(lambda step: not self.exists(step), (path, *path.parents)))
+        found = missing[-1].parent if missing else path
         try:
             if durable:
-                self.sync_dir(step.parent)
+                self.sync_dir(found.parent)
         except DiskError as error:
             if not error.is_forbidden:  # a parent that may not be read is another's, and older than this
                 raise

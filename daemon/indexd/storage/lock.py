@@ -35,10 +35,6 @@ class _LockFile:
         #: It was not there.
         self.is_new = False
 
-    def _open(self) -> DiskFile:
-        self._file, self.is_new = Disk().open_or_create(self._path)
-        return self._file
-
     def release(self) -> None:
         """Give the lock back; the file stays, so that no one can hold a lock on a name that is gone."""
         if self._file is not None:
@@ -54,24 +50,21 @@ class DirectoryLock(_LockFile):
 
         One that is held already, on a file that has lost its name, is kept until then: ``renew``.
         """
-        old = self._file
         try:
-            file = self._open()
-            if not try_exclusive(file.fileno()):
-                owner = file.pread(32, 0).decode("ascii", "replace").strip() or "unknown"
-                raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
-            file.truncate(0)
-            file.pwrite(f"{os.getpid()}\n".encode(), 0)
-        except BaseException as error:
-            if self._file is not old:
-                self.release()
-                self._file = old
-            if isinstance(error, DiskError) and error.is_missing:
-                # A directory that was moved away may come back, and nothing was changed.
-                raise DiskError("open", self._path, OSError(error.errno, os.strerror(error.errno or 0))) from error
-            raise
-        if old is not None:
-            old.close()
+            file, self.is_new = Disk().open_or_create(self._path)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            # A directory that was moved away may come back, and nothing was changed.
+            raise DiskError("open", self._path, OSError(error.errno, os.strerror(error.errno or 0))) from error
+        if not try_exclusive(file.fileno()):
+            owner = file.pread(32, 0).decode("ascii", "replace").strip() or "unknown"
+            file.close()
+            raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
+        self.release()
+        self._file = file
+        file.truncate(0)
+        file.pwrite(f"{os.getpid()}\n".encode(), 0)
 
     renew = acquire
 
@@ -152,7 +145,8 @@ class StoreLock(_LockFile):
 
     def take(self) -> bool:
         """False while a broker has it; makes the file where there is none. Raises BusyError, DiskError."""
-        fd, is_flocked = self._open().fileno(), False
+        self._file, self.is_new = Disk().open_or_create(self._path)
+        fd, is_flocked = self._file.fileno(), False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_flocked = True
