@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import signal
 import struct
@@ -34,7 +35,7 @@ _LINES_SHOWN = 20
 _HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 # A demo's index file is small, so that some get full before the reader's eyes.
 _FLAGS = ("--hash-slot-num", "2000", "--index-num", "20000")
-_PROGRAM = str(Path(sys.executable).with_name("indexd"))
+_PROGRAM = os.path.relpath(Path(sys.executable).with_name("indexd"))
 
 
 class DemoWriter:

@@ -333,14 +333,6 @@ def test_a_process_that_hangs_is_ended_and_started_again(machine: OwnSystemd) ->
     machine.wait_for(lambda: machine.journal("EVENT=recovered") or None, "its recovery")
 
 
-def test_a_killed_one_is_started_again_and_loses_nothing(machine: OwnSystemd) -> None:
-    machine.run("systemctl", "start", "indexd")
-    machine.signal(main_pid(machine), signal.SIGKILL)
-    machine.wait_for(lambda: machine.journal("EVENT=recovered") or None, "recovery")
-    machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "the next process")
-    machine.wait_for(lambda: state(machine).get("messages") == 2000 or None, "all messages")
-
-
 @pytest.mark.parametrize(("status", "line"), [(2, "did you mean"), (3, "the store /srv/shared/store")])
 def test_what_another_start_would_not_mend_is_not_started_again(machine: OwnSystemd, status: int, line: str) -> None:
     if status == 2:
