@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from soak.faults import FAULTS
+from soak.__main__ import FAULTS
 from support.auditing import lost_keys
 from support.daemon import compile_kernels
 from support.repairing import Forker, folders_of, holed_store, index_of, index_timestamp, newest_end, words_of

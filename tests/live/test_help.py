@@ -135,17 +135,6 @@ def test_the_command_prints_what_the_shell_takes(shell: str, scripts: dict[str, 
     assert run_shell([shell, "-n", str(scripts[shell])], "", tmp_path) == ""
 
 
-def test_every_command_and_every_option_is_in_it(scripts: dict[str, Path]) -> None:
-    parsers = dict(parsers_of(make_parser()))
-    assert {("status",), ("completion",), ("kafka", "check"), ("query-key",)} <= set(parsers)
-    names = {name for parser in parsers.values() for action in parser._actions for name in action.option_strings}
-    for shell, path in scripts.items():
-        text = path.read_text("utf-8")
-        assert [word for words in parsers for word in words if word not in text] == []
-        assert [name for name in names if (name.lstrip("-") if shell == "fish" else name) not in text] == []
-        assert all(flag_name(key)[2:] in text for key in KEYS)
-
-
 def bash_answers(script: Path, home: Path, lines: list[str]) -> list[set[str]]:
     text = f"source {script}\n"
     text += 'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()\n'

@@ -281,24 +281,19 @@ _parse_remote = matching(
 )
 
 
-def parse_conf(value: object) -> tuple[tuple[str, str], ...]:
-    """Spark's own keys: ``k=v`` texts in a list, or lines of one text; of a key that is there twice the last holds."""
-    if isinstance(value, str):
-        value = [line for line in value.splitlines() if line.strip()]
-    if not isinstance(value, list | tuple):
-        raise ValueError("is not a list of key=value: write a list of such texts")
-    found: dict[str, str] = {}
-    for part in value:
-        text = "=".join(map(str, part)) if isinstance(part, tuple) else part
-        match = _CONF.fullmatch(text) if isinstance(text, str) and text.isprintable() else None
-        if match is None:
-            raise ValueError(f"holds {shown(part)}: write key=value with a key of Spark, as spark.executor.memory=2g")
-        found[match[1]] = match[2]
-    return tuple(found.items())
+def _parse_conf(value: object) -> tuple[str, str]:
+    text = "=".join(value) if isinstance(value, tuple) else value
+    match = _CONF.fullmatch(text) if isinstance(text, str) and text.isprintable() else None
+    if match is None:
+        raise ValueError(f"holds {shown(value)}: write key=value with a key of Spark, as spark.executor.memory=2g")
+    return match[1], match[2]
 
 
+#: ``k=v`` texts in a list, or lines of one text; of a key that is there twice the last holds.
 Conf = Annotated[
-    tuple[tuple[str, str], ...], BeforeValidator(parse_conf), Kind("key=value", lambda _: "none", repeats=True)
+    tuple[tuple[str, str], ...],
+    BeforeValidator(listed(_parse_conf, "is not a list of key=value: write a list of such texts", "\n")),
+    Kind("key=value", lambda _: "none", repeats=True),
 ]
 
 
