@@ -39,7 +39,6 @@ def main() -> int:
     parser.add_argument("--work", metavar="DIR", help="a directory on the disk to measure (default: build/ of the"
                         " project); everything made in it is removed at the end")  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="leave the files")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of tables")
     args = parser.parse_args()
     # Whatever runs is ended by the blocks that are left then.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -47,7 +46,7 @@ def main() -> int:
     parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="bench-", dir=parent.resolve()))
     shown = Path(args.work or "build") / work.name
-    report = Report(as_json=args.json, hidden={str(work): str(shown), str(_PROJECT): ".", str(Path.home()): "~"})
+    report = Report({str(work): str(shown), str(_PROJECT): ".", str(Path.home()): "~"})
     try:
         ground = Ground(work, args.messages, args.seconds)
         load = " ".join(f"{value:.2f}" for value in os.getloadavg())

@@ -29,30 +29,24 @@ class BenchError(Exception):
 class Report:
     """Prints each part as soon as it is measured. ``hidden`` maps texts that must not be printed to what stands in."""
 
-    def __init__(self, *, as_json: bool, hidden: dict[str, str]) -> None:
-        self._as_json, self._hidden = as_json, hidden
+    def __init__(self, hidden: dict[str, str]) -> None:
+        self._hidden = hidden
         self._verdicts: list[Row] = []
         self._has_failed = False
 
-    def note(self, part: str, text: str, word: str = "note") -> None:
-        """A line of its own between the tables; an object in JSON."""
+    def note(self, part: str, text: str) -> None:
+        """A line of its own between the tables."""
         for secret, shown in self._hidden.items():
             text = text.replace(secret, shown)
-        if self._as_json:
-            print(json.dumps({"measurement": part, word: text}), flush=True)
-        else:
-            print(f"\n{part}: {text}", flush=True)
+        print(f"\n{part}: {text}", flush=True)
 
     def failure(self, part: str, reason: str) -> None:
         """A part, or a piece of it, that gave no number."""
         self._has_failed = True
-        self.note(part, f"not measured: {reason}", "failed")
+        self.note(part, f"not measured: {reason}")
 
     def part(self, name: str, title: str, rows: Sequence[Row]) -> None:
         """One part: ``rows``, of which the first is the head."""
-        if self._as_json:
-            print(json.dumps({"measurement": name, "title": title, "rows": rows}, ensure_ascii=False), flush=True)
-            return
         print(f"\n{name}: {title}", flush=True)
         columns = list(zip(*rows, strict=True))
         widths = [max(map(len, column)) for column in columns]
