@@ -281,7 +281,7 @@ _parse_remote = matching(
 )
 
 
-def _parse_conf(value: object) -> tuple[str, str]:
+def _parse_pair(value: object) -> tuple[str, str]:
     text = "=".join(value) if isinstance(value, tuple) else value
     match = _CONF.fullmatch(text) if isinstance(text, str) and text.isprintable() else None
     if match is None:
@@ -289,11 +289,16 @@ def _parse_conf(value: object) -> tuple[str, str]:
     return match[1], match[2]
 
 
-#: ``k=v`` texts in a list, or lines of one text; of a key that is there twice the last holds.
+_parse_pairs = listed(_parse_pair, "is not a list of key=value: write a list of such texts", "\n")
+
+
+def parse_conf(value: object) -> tuple[tuple[str, str], ...]:
+    """``k=v`` texts in a list, or lines of one text; of a key that is there twice the last holds."""
+    return tuple(dict(_parse_pairs(value)).items())
+
+
 Conf = Annotated[
-    tuple[tuple[str, str], ...],
-    BeforeValidator(listed(_parse_conf, "is not a list of key=value: write a list of such texts", "\n")),
-    Kind("key=value", lambda _: "none", repeats=True),
+    tuple[tuple[str, str], ...], BeforeValidator(parse_conf), Kind("key=value", lambda _: "none", repeats=True)
 ]
 
 
