@@ -84,7 +84,7 @@ def test_a_repair_by_root_makes_no_file_through_a_link_in_place_of_the_lock(
     before, around = sorted(store.rglob("*")), tree(victim.parent)
     code, _, errors = repair(config, "--yes")
     assert (code, errors.count("\n")) == (3, 1), errors
-    assert f"cannot open {store / 'lock'}: it is a link; a broker keeps a file of that name: move the link" in errors
+    assert f"cannot open {store / 'lock'}: it is a link; " in errors
     assert (sorted(store.rglob("*")), tree(victim.parent)) == (before, around)
     assert (victim.read_bytes(), owners(victim.parent)) == (PRECIOUS, {0})
 

@@ -430,7 +430,7 @@ QUEUE = "-t T -i 0"
         (
             "queued",
             f"query-offset {QUEUE} -o 3 -m 2",
-            [HEADS, "order-4", "more: -o 5", "minOffset 0, maxOffset 20", ALL],
+            [HEADS, "order-4", "nextOffset 5", "minOffset 0, maxOffset 20", ALL],
         ),
         ("queued", f"query-offset {QUEUE} -o 99", ["no message: behind the last message"]),
         ("queued", "query-offset -t none -i 0 -o 0", ["no message: no such queue"]),
@@ -563,6 +563,6 @@ def test_pages_of_a_key(queued: QueueStore, capsys: pytest.CaptureFixture[str]) 
             assert not row["truncated"]
             assert "more:" not in said
             break
-        assert f"more: --cursor {row['cursor']}\n" in said
+        assert f"cursor {row['cursor']}" in said
         cursor = ["--cursor", row["cursor"]]
     assert got == [message.phy_offset for message in queued.messages()][::-1]
