@@ -163,7 +163,7 @@ class CommitLogWriter:
         self._ahead: Path | None = None
         self.directory.mkdir(parents=True, exist_ok=True)
         self._base = start_offset - start_offset % segment_size
-        self._fd = self._open_segment()
+        self._open_segment()
 
     def __enter__(self) -> CommitLogWriter:
         return self
@@ -228,30 +228,20 @@ class CommitLogWriter:
         if bytes_left >= BLANK_SIZE:
             self._write(blank_record(bytes_left), self.max_offset)
         self.flush()
-        os.close(self._fd)
-        self._fd = -1
+        self.close(clean=False)
         self._base += self.segment_size
         self.max_offset = self._base
-        self._fd = self._open_segment()
+        self._open_segment()
 
-    def _open_segment(self) -> int:
-        """Opens the segment at the base for writing and makes the one after it."""
-        self._make(self._base)
-        following = self._base + self.segment_size
-        self._ahead = self._path(following) if self._make(following) else None
-        return os.open(self._path(self._base), os.O_RDWR)
-
-    def _make(self, base: int) -> bool:
-        """Creates the segment at ``base``, full-size and zero, unless it is there; whether it was made."""
-        path = self._path(base)
-        if path.exists():
-            return False
-        path.touch()
-        os.truncate(path, self.segment_size)
-        return True
-
-    def _path(self, base: int) -> Path:
-        return self.directory / f"{base:020d}"
+    def _open_segment(self) -> None:
+        """Opens the segment at the base for writing; it and the one after it are made, full-size and zero."""
+        here, following = (self.directory / f"{base:020d}" for base in (self._base, self._base + self.segment_size))
+        self._ahead = None if following.exists() else following
+        for path in (here, following):
+            if not path.exists():
+                path.touch()
+                os.truncate(path, self.segment_size)
+        self._fd = os.open(here, os.O_RDWR)
 
     def _write(self, data: bytes, phy_offset: int) -> None:
         os.pwrite(self._fd, data, phy_offset - self._base)

@@ -30,7 +30,7 @@ from indexd.storage.disk import Disk
 from support.naive import NaiveConsumeQueueStore, NaiveIndexFile, QueueMessage, key_hash
 from support.queues import Entries, batch_of, sim_tree
 from support.sim_disk import SimDisk
-from support.strategies import BASE_TIME, ZERO_HASH, Sample, logs, pieces, store_timestamps, topics
+from support.strategies import BASE_TIME, Sample, logs, pieces, store_timestamps, topics
 from support.twins import batches, encode, put_key
 
 FOREVER = (0, 2**63 - 1)
@@ -80,17 +80,6 @@ def test_the_index_file_vector() -> None:
         head = struct.pack(">qqqqii", 1000019000, 1000019000, 5000, 5000, 1, 2)
         body = struct.pack(">4i", 0, 0, 0, 1) + bytes(20) + struct.pack(">iqii", 81931, 5000, 10, 0) + bytes(60)
         assert published(file) == head + body
-
-
-def test_an_empty_file_counts_zero_until_it_is_flushed_and_the_smallest_int_is_hashed_to_zero() -> None:
-    with new_file(7, 3) as file:
-        assert published(file)[36:40] == bytes(4)
-        file.flush()
-        assert file.path.read_bytes()[36:40] == b"\0\0\0\1"
-        assert selected(file, 1) == []
-        put_key(file, *ZERO_HASH, 5, 5, FLAVOURS["5.4"])
-        assert published(file)[40:44] == struct.pack(">i", 1)
-        assert selected(file, 0) == [5]
 
 
 @given(PUTS, st.integers(1, 50), st.integers(2, 20), st.sampled_from(list(FLAVOURS)), EXTREME)

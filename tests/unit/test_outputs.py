@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import TopicTable
 from indexd.consumequeue.check import check_queues, recover_queues
-from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark, QueuesMark
+from indexd.consumequeue.format import BLANK_UNIT, QueueMark, QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.index.check import check_file
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout, unpack_entry
-from indexd.output import CheckScope, Condition, OutputRecovery, RecoveryScope
+from indexd.output import Condition, OutputRecovery, RecoveryScope
 from indexd.storage.disk import Disk
 from support.commitlog_writer import FrameSpec
 from support.data_directory import Store
@@ -162,12 +162,6 @@ def test_every_changed_byte_of_an_index_file_is_found_or_could_be_another_logs(t
     assert len(checked_file(store, number, Condition.CUT_SHORT)) == 0
 
 
-def test_one_wrong_entry_stays_one(tmp_path: Path) -> None:
-    store, position = small_store(tmp_path), LAYOUT.entry_position(4) + 16
-    change(files_of(store)[1], position, b"\0\0\0\x09")
-    assert [finding.position for finding in checked_file(store, 1).kept] == [position]
-
-
 # --- ConsumeQueues: building ---
 
 
@@ -184,13 +178,6 @@ def naive(messages: Sequence[QueueMessage], file_units: int = 4) -> NaiveConsume
 
 def one(queue_offset: int, phy_offset: int, queue_id: int = 0, topic: str = "T") -> QueueMessage:
     return QueueMessage(topic, queue_id, queue_offset, phy_offset, 10, 7)
-
-
-def test_a_queue_that_starts_late_has_blank_units_up_to_its_first(tmp_path: Path) -> None:
-    store = make(Disk(), 4, tmp_path)
-    store.build(batch_of([one(10, 500)], TopicTable()))
-    assert store.mark().held.queues == (QueueMark("T", 0, 8, 10, 11, 510, 10),)
-    assert tree(tmp_path) == {"T/0/00000000000000000160": 2 * BLANK_UNIT + UNIT.pack(500, 10, 7) + bytes(20)}
 
 
 def test_ten_thousand_queues_need_few_descriptors_and_a_cheap_mark() -> None:
@@ -366,14 +353,6 @@ def test_queues_that_no_mark_names_go_and_what_is_not_ours_stays(tmp_path: Path)
 
 
 # --- ConsumeQueues: what the check finds ---
-
-
-@pytest.mark.parametrize("file_size", [20, 80, 60_000, 6_000_000])
-def test_nothing_is_found_in_queues_that_were_built(tmp_path: Path, file_size: int) -> None:
-    marks, read = build_queues(Disk(), MESSAGES, tmp_path, file_size), list[int]()
-    scope = CheckScope(Condition.AT_REST, True, read.append)
-    assert check_queues(Disk(), tmp_path, QueuesMark(file_size, marks), scope).kept == []
-    assert sum(read) == sum(mark.max_offset - mark.first_offset for mark in marks) * 20
 
 
 @pytest.mark.parametrize(

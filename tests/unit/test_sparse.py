@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.compare.secondary import EntryDifference, SparseComparison
-from indexd.errors import CorruptDataError, DiskError
+from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.output import Condition, OutputRecovery, RecoveryScope
 from indexd.sparse import check as check_module
 from indexd.sparse import service as service_module
 from indexd.sparse.check import check_sparse, recover_sparse
 from indexd.sparse.format import (
-    ActiveMark,
-    SegmentMark,
     SparseMark,
     base_of_name,
     index_name,
     own_base,
-    search,
     time_index_name,
 )
 from indexd.sparse.service import SparseService
-from indexd.sparse.sparse_index import SparseIndex
 from indexd.storage.disk import Disk
 from support.queues import (
     SEGMENT_SIZE,
@@ -47,7 +42,7 @@ from support.verifying import change
 
 SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
-# --- sparse indexes: names, marks, searching ---
+# --- names and marks ---
 
 
 def test_bases_of_names() -> None:
@@ -59,20 +54,6 @@ def test_bases_of_names() -> None:
     assert own_base(index_name(5)) == own_base(time_index_name(5)) == 5
     others = ["5.index", index_name(5) + ".deleted", "x" + index_name(5), f"{5:020d}", f"{5:020d}.log"]
     assert {own_base(name) for name in (*others, "٣" * 20 + ".index", f"{2**63:020d}.index")} == {None}
-
-
-INT64S, COUNTS = st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)
-SEGMENTS = st.lists(st.builds(SegmentMark, INT64S, COUNTS, COUNTS, COUNTS), max_size=4, unique_by=lambda s: s.base)
-ACTIVE = st.builds(ActiveMark, *[st.integers(-(2**63) + 1, 2**63 - 1)] * 4)
-
-
-@given(INT64S, INT64S, SEGMENTS, st.one_of(st.none(), ACTIVE))
-def test_a_mark_to_json_and_back(
-    interval: int, phy_offset: int, segments: list[SegmentMark], active: ActiveMark | None
-) -> None:
-    mark = SparseMark(interval, phy_offset, tuple(sorted(segments)), active if segments else None)
-    assert SparseMark.from_json(mark.to_json()) == mark
-    assert len(mark.sealed) == len(segments) - (mark.active is not None)
 
 
 GOOD = {"interval": 1, "phyOffset": 9, "segments": [[0, 1, 2, 3], [8, 1, 0, 0]], "active": [1, -1, 0, -1]}
@@ -91,26 +72,6 @@ def test_a_mark_that_nobody_wrote() -> None:
     for row in (*rows, *missing, None, 5, [], "x"):
         with pytest.raises((ValueError, TypeError, KeyError)):
             SparseMark.from_json(row)
-
-
-@given(
-    st.lists(st.integers(-50, 50), max_size=40, unique=True), st.integers(-60, 60), st.sampled_from([8, 12, 2048, 4096])
-)
-def test_a_search_on_keys_in_order_is_any_search(keys: list[int], target: int, entry_size: int) -> None:
-    keys.sort()
-    below = sum(key <= target for key in keys)
-    assert search(keys.__getitem__, len(keys), entry_size, target) == below - 1
-
-
-def test_an_index_has_the_entries_that_it_is_told_of(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(struct.pack(">6i", 1, 9, 2, 9, 3, 9))
-    with Disk().open_read(path) as file:
-        index = SparseIndex(file, 100, is_time=False)
-        assert [index.entry(slot) for slot in range(3)] == [(101, 9), (102, 9), (103, 9)]
-        assert SparseIndex(file, 100, 2, is_time=False).last_entry == (102, 9)
-        with pytest.raises(CorruptDataError):
-            SparseIndex(file, 100, 4, is_time=False)
 
 
 # --- sparse indexes: building and checks ---

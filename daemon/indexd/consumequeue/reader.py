@@ -7,9 +7,9 @@ moves them on.
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import count
 from pathlib import Path
 
-from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, file_offset, queue_directory
 from indexd.errors import CorruptDataError, MissingOk
 from indexd.storage.disk import Disk, DiskFile
@@ -121,9 +121,10 @@ class ConsumeQueueReader:
             unit = self._peek(offset)
             return unit is not None and unit.size > 0 and unit.phy_offset < published
 
-        if is_there(self.max_offset):
-            units = range(self.max_offset + 1, self.max_offset + 2 + published // FRAME_SIZE_MIN)
-            self.max_offset = units.start + bisect_left(units, True, key=lambda offset: not is_there(offset))
+        # The first step that is too long, then the first unit that is not there.
+        low = self.max_offset
+        beyond = next(step for step in (1 << power for power in count()) if not is_there(low + step - 1))
+        self.max_offset += bisect_left(range(beyond - 1), True, beyond // 2, key=lambda at: not is_there(low + at))
 
     def _peek(self, offset: int) -> Unit | None:
         data = b""

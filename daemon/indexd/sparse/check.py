@@ -17,7 +17,15 @@ from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
 from indexd.output import CheckScope, OutputRecovery, RecoveryScope, find_nonzero
-from indexd.sparse.format import NO_TIMESTAMP, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark, own_base
+from indexd.sparse.format import (
+    NO_TIMESTAMP,
+    TIME_ENTRY_SIZE,
+    ActiveMark,
+    SegmentMark,
+    SparseMark,
+    growing_sizes,
+    own_base,
+)
 from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE, unpack_entries
 from indexd.storage.disk import Disk, DiskFile
 
@@ -87,12 +95,12 @@ def recover_sparse(
     named = {name for segment in kept for name, _ in segment.files}
     is_lost = held is None or end < mark.phy_offset or scope.believed < scope.phy_offset
     refill_from = max(end, scope.log_begin)
-    cut = []
-    for name, size in kept[-1].files if active is not None else ():
-        # Written after the mark, and torn perhaps.
+    cut, lengths = [], growing_sizes(segment_size, mark.interval)
+    for (name, size), length in zip(kept[-1].files, lengths, strict=True) if active is not None else ():
+        # Written after the mark, and torn perhaps; or an earlier recovery was broken off before its length came back.
         with disk.open_read(directory / name) as file:
-            if find_nonzero(file, size, sizes[name])[1]:
-                cut.append((directory / name, size, sizes[name]))
+            if sizes[name] != length or find_nonzero(file, size, sizes[name])[1]:
+                cut.append((directory / name, size, length))
     return OutputRecovery(
         SparseMark(mark.interval, end, tuple(kept), active),
         refill_from if is_lost and refill_from < scope.phy_offset else None,

@@ -29,6 +29,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from indexd.commitlog.format import FRAME_SIZE_MIN
+
 OFFSET_ENTRY_SIZE = 8
 TIME_ENTRY_SIZE = 12
 OFFSET_ENTRY = struct.Struct(">ii")
@@ -117,6 +119,17 @@ class SparseMark(NamedTuple):
         ):
             raise ValueError("segments out of order or without the growing one, or numbers that nothing counts")
         return cls(interval, phy_offset, segments, active)
+
+
+def slots(segment_size: int, interval: int) -> int:
+    """So many offset entries a segment comes to at most: one in every ``interval`` + 1 bytes or frame."""
+    return segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
+
+
+def growing_sizes(segment_size: int, interval: int) -> tuple[int, int]:
+    """Bytes of the two files while they grow: Kafka keeps a slot of a TimeIndex, the roll takes one."""
+    count = slots(segment_size, interval)
+    return count * OFFSET_ENTRY_SIZE, (count + 2) * TIME_ENTRY_SIZE
 
 
 def index_name(base: int) -> str:

@@ -14,13 +14,20 @@ from typing import Self
 import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch, make_columns
-from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.commitlog.kernel import Columns
 from indexd.config import Config
 from indexd.findings import Findings
 from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.sparse.check import check_sparse, recover_sparse
-from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark
+from indexd.sparse.format import (
+    OFFSET_ENTRY_SIZE,
+    TIME_ENTRY_SIZE,
+    ActiveMark,
+    SegmentMark,
+    SparseMark,
+    growing_sizes,
+    slots,
+)
 from indexd.sparse.kernel import (
     MESSAGES,
     OFFSET_ENTRY_TYPE,
@@ -35,11 +42,6 @@ from indexd.storage.disk import Disk
 ENTRIES_PER_WRITE = 8192
 _ENTRY_SIZES = OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 _NEW = ActiveMark(0, -1, 0, -1)
-
-
-def slots(segment_size: int, interval: int) -> int:
-    """So many offset entries a segment comes to at most: one in every ``interval`` + 1 bytes or frame."""
-    return segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
 
 
 class GrowingSegment:
@@ -141,13 +143,7 @@ class SparseService(Output[SparseMark]):
         self._sealed = list(held.sealed)
         self._phy_offset = held.phy_offset
         if held.active is not None:
-            mark = held.segments[-1]
-            self._growing = GrowingSegment(mark, self.segment_size, self.interval, held.active)
-            # Recovery may have been broken off between cutting a file and giving it its length again.
-            for (name, _), size in zip(mark.files, self._sizes(), strict=True):
-                with self._disk.open_write(self.directory / name) as file:
-                    if file.size() != size:
-                        file.truncate(size)
+            self._growing = GrowingSegment(held.segments[-1], self.segment_size, self.interval, held.active)
 
     def build(self, batch: DispatchBatch) -> None:
         """Take the messages that are not in yet."""
@@ -235,11 +231,6 @@ class SparseService(Output[SparseMark]):
         """Nothing is open."""
         self._growing = None
 
-    def _sizes(self) -> tuple[int, int]:
-        # Of the files that grow: Kafka keeps a slot of a TimeIndex, the roll takes one.
-        count = slots(self.segment_size, self.interval)
-        return count * _ENTRY_SIZES[0], (count + 2) * _ENTRY_SIZES[1]
-
     def _segment_of(self, phy_offset: int) -> GrowingSegment:
         base = phy_offset - phy_offset % self.segment_size
         if self._growing is not None and self._growing.base < base:
@@ -248,7 +239,7 @@ class SparseService(Output[SparseMark]):
             return self._growing
         mark = SegmentMark(base, 0, 0, 0)
         # Over what an earlier try has left.
-        for (name, _), size in zip(mark.files, self._sizes(), strict=True):
+        for (name, _), size in zip(mark.files, growing_sizes(self.segment_size, self.interval), strict=True):
             file, _ = self._disk.open_or_create(self.directory / name)
             with file:
                 file.truncate(0)
