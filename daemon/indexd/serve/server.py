@@ -148,4 +148,5 @@ def listen(address: str, key: str = "http") -> socket.socket:
         return socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
     except OSError as error:
         hint = f"give another --{key} HOST:PORT, or --{key} {OFF}"
-        raise UsageError(f"cannot listen on {address}: {error.strerror or error}", hint) from error
+        reason = str(error.strerror or error).partition(" (while attempting")[0]  # the library repeats the address
+        raise UsageError(f"cannot listen on {address}: {reason}", hint) from error
