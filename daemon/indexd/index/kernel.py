@@ -95,8 +95,7 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
                 _keep_counts(state, count, used_slots)
                 return FILE_FULL, row, key, written
             # The skip rule, and the transaction types that the flavour leaves out (spec 4.2, steps 2 and 3).
-            transaction = np.int64(sys_flags[row]) & np.int64(0xC)
-            if phy < state[3] or (skip_mask >> transaction) & np.int64(1) != np.int64(0):
+            if phy < state[3] or skip_mask >> (np.int64(sys_flags[row]) & np.int64(0xC)) & np.int64(1) != np.int64(0):
                 row += _1
                 continue
             key = key_starts[row]
