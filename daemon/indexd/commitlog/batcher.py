@@ -30,14 +30,14 @@ from indexd.errors import UnsafeStoreError
 KEYS_MIN = 32767 // 2 + 8
 # What the key index does without.
 QUEUE_COLUMNS = frozenset({"size", "queue_offset", "batch_size", "queue_id", "topic_id", "tags_code"})
-# So many topics, with names of 16 MiB in all, one reader tells apart.
-TOPICS_MAX = 1 << 17
+# So many topics, with names of 64 MiB in all, one reader tells apart: as many as there may be queues by default.
+TOPICS_MAX = 1 << 20
 
 
 class TopicTable:
     """Topic id <-> name, shared by every batch of a reader; memory is taken as topics come."""
 
-    def __init__(self, topics_max: int = TOPICS_MAX, bytes_max: int = 1 << 24) -> None:
+    def __init__(self, topics_max: int = TOPICS_MAX, bytes_max: int = 1 << 26) -> None:
         self.arrays = TopicArrays(
             table=np.zeros(4 * topics_max, dtype=np.int32),
             start=np.zeros(2 * topics_max + 1, dtype=np.int64),
@@ -52,6 +52,14 @@ class TopicTable:
         """The topic's bytes as the log holds them."""
         first, last = self.arrays.start[topic_id : topic_id + 2]
         return self.arrays.data[first:last].tobytes()
+
+    def __getstate__(self) -> TopicArrays:
+        """Pickled with the names alone: no more topics can be added."""
+        start = self.arrays.start[: len(self) + 1]
+        return TopicArrays(np.zeros(0, np.int32), start, self.arrays.data[: start[-1]], self.arrays.known)
+
+    def __setstate__(self, arrays: TopicArrays) -> None:
+        self.arrays = arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +206,7 @@ class Batcher:
         )
         if outcome == Outcome.BATCH_FULL and not rows:
             raise UnsafeStoreError(
-                f"the log has more than {TOPICS_MAX} topics, or names of theirs of more than 16 MiB",
+                f"the log has more than {TOPICS_MAX} topics, or names of theirs of more than 64 MiB",
                 "without ConsumeQueues and sparse indexes (consume_queue = false, sparse = false) no topic counts",
             )
         batch = None
