@@ -129,7 +129,7 @@ class CheckScope:
         return self.condition is Condition.AT_REST
 
 
-class Progress:
+class ProgressReporter:
     """How far a pass over ``total`` bytes is, told to ``on_progress`` as (bytes done, bytes in all).
 
     Call it with how many bytes more are done.

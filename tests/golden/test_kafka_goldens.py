@@ -18,7 +18,7 @@ import pytest
 
 from indexd.errors import CorruptDataError
 from indexd.kafka.check import check
-from indexd.kafka.format import Report
+from indexd.kafka.format import KafkaReport
 from indexd.kafka.rebuild import rebuild
 from indexd.sparse.format import base_of_name, index_name, search, time_index_name
 from indexd.sparse.kernel import (
@@ -184,7 +184,7 @@ def copied(name: str, tmp_path: Path) -> Path:
     return path
 
 
-def whats(report: Report) -> set[str]:
+def whats(report: KafkaReport) -> set[str]:
     return {finding.what for finding in report.findings.kept}
 
 

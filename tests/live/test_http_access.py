@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from indexd.config import load
 from indexd.errors import UsageError
 from indexd.serve.http import server as http_server
-from indexd.serve.http.guard import Access, read_access
+from indexd.serve.http.guard import HttpAccess, read_access
 from support.serving import Serving, answer_of, client_context, make_certificate, problem, read_all, wait_for
 
 if TYPE_CHECKING:
@@ -419,8 +419,8 @@ def test_pages_of_named_origins_may_read(place: tuple[Path, Path]) -> None:
     ],
 )  # fmt: skip
 def test_a_name_that_was_made_to_point_here_is_refused(host: str, is_known: bool) -> None:
-    assert Access(None, None, is_local=True).is_known_host(host.encode()) is is_known
-    assert Access(None, None, is_local=False).is_known_host(host.encode())
+    assert HttpAccess(None, None, is_local=True).is_known_host(host.encode()) is is_known
+    assert HttpAccess(None, None, is_local=False).is_known_host(host.encode())
 
 
 def test_the_name_in_the_host_header(place: tuple[Path, Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from indexd.config import load
 from indexd.errors import UsageError
-from indexd.serve.remoting.access import Access, Credentials, read_access
+from indexd.serve.remoting.access import Credentials, RemotingAccess, read_access
 from indexd.serve.remoting.command import Form, RemotingCommand, encode_command
 from indexd.serve.remoting.key_queries import Answered, KeyQueries
 from support.daemon import rebuild
@@ -350,7 +350,7 @@ def guards(tmp_path_factory: pytest.TempPathFactory) -> Guards:
     return {"remoting_tls_cert": cert, "remoting_tls_key": key}, signatures
 
 
-def _read(store: Path, **keys: Any) -> Access:
+def _read(store: Path, **keys: Any) -> RemotingAccess:
     return read_access(load({"store": str(store), **keys}, None, {}))
 
 

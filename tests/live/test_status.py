@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.cli.status import Look, draw, from_text64
+from indexd.cli.status import StatusSample, draw, from_text64
 from indexd.findings import findings_of
 from indexd.serve.daemon_status import summary_of
 from indexd.storage.lock import DirectoryLock
@@ -335,7 +335,7 @@ OFFSETS = st.integers(min_value=0, max_value=2**63 - 1)
 )
 def test_any_row_can_be_drawn(row: dict[str, Any], built: int, gaps: list[tuple[int, int, str]]) -> None:
     row = row | {"phyOffset": built, "uncovered": gaps, "phase": "running"}
-    look = Look(row, "here\x1b[2J", 0.0, findings=["\x1b[31m" + why for _, _, why in gaps])
+    look = StatusSample(row, "here\x1b[2J", 0.0, findings=["\x1b[31m" + why for _, _, why in gaps])
     lines = list(draw(look))
     assert sum(line.startswith("! ") for line in lines) == len(gaps)
     assert all(line.isprintable() for line in lines)
@@ -388,13 +388,13 @@ def test_recovery_in_words() -> None:
         ({"step": "compare", "done": 0, "total": 0}, "state     Recovering, compare: 0 %"),
     ):
         row = {"phase": "recovering", "recovering": step}
-        assert text in list(draw(Look(row | {"summary": summary_of(row)}, "here")))
+        assert text in list(draw(StatusSample(row | {"summary": summary_of(row)}, "here")))
 
 
 def test_one_that_does_not_answer_is_not_said_to_run() -> None:
     row = {"phase": "unreachable", "lastPhase": "running", "dispatchBehindBytes": 0, "caughtUp": True, "phyOffset": 1}
     row |= {"dispatchBehindMilliseconds": 0, "dispatchBehindMessages": 0}
-    drawn = list(draw(Look(row, "/d/state", 100.0, age=45.0)))
+    drawn = list(draw(StatusSample(row, "/d/state", 100.0, age=45.0)))
     assert drawn[0] == "does not answer (figures are 45 s old)"
     assert "written 45 s ago, when it was running" in drawn[1]
     assert any("caught up then" in line for line in drawn)

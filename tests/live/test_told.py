@@ -22,7 +22,7 @@ from indexd.config import LogConfig, load
 from indexd.errors import DiskError, UsageError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.events import Event
-from indexd.serve.mqtt import Client, event_payload, payload, publish, read_password, reason, topic_level
+from indexd.serve.mqtt import MqttClient, event_payload, payload, publish, read_password, reason, topic_level
 from indexd.service.log import Notifier, configure_log, is_journal_stream, render_journal
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ async def broker(*packets: bytes, again: bytes = b"") -> AsyncIterator[tuple[int
 
 async def ending(tmp_path: Path, port: int) -> str:
     """Why a connection ended that would have stood for ever."""
-    client = Client(config_for(tmp_path, port).mqtt, "id", "a/status", None)
+    client = MqttClient(config_for(tmp_path, port).mqtt, "id", "a/status", None)
     try:
         async with asyncio.timeout(4):
             await client.__aenter__()

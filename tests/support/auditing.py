@@ -18,7 +18,7 @@ from indexd.audit import (
     AuditPlan,
     AuditReport,
     AuditTask,
-    Part,
+    TaskResult,
     audit_task,
     join,
     plan_audit,
@@ -211,12 +211,12 @@ class Runs:
         self.config, self.most, self.seed, self.size = config, most, seed, size
         self.tasks: list[AuditTask] = []
 
-    def __call__(self, tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
+    def __call__(self, tasks: Sequence[AuditTask], ended: Callable[[AuditTask, TaskResult], None]) -> list[TaskResult]:
         self.tasks = list(tasks)
         numbers = list(range(len(tasks)))
         if self.seed is not None:
             random.Random(self.seed).shuffle(numbers)
-        parts: dict[int, Part] = {}
+        parts: dict[int, TaskResult] = {}
         for number in numbers:
             if len(parts) >= self.most:
                 raise KeyboardInterrupt

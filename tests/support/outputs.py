@@ -17,7 +17,7 @@ from support.small_log import QUEUE_FILE_SIZE, write_log
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indexd.verify import Report
+    from indexd.verify import VerifyReport
 
 MESSAGES = 3000
 UNITS = QUEUE_FILE_SIZE // UNIT_SIZE
@@ -86,7 +86,7 @@ def copied(built: Built, root: Path) -> Built:
     return Built(built.store, shutil.copytree(built.data, root / "data"))
 
 
-def found(report: Report) -> list[tuple[str, int, str]]:
+def found(report: VerifyReport) -> list[tuple[str, int, str]]:
     """File, byte and kind of each finding that was kept."""
     return [(finding.file, finding.position, finding.what) for finding in report.findings.kept]
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from indexd.recovery.recover import Recovered
+    from indexd.recovery.recover import RecoveryResult
 
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
     """What a start came to, and then a stop."""
 
-    recovered: Recovered
+    recovered: RecoveryResult
     #: Where it went on, before it read anything new.
     resumed_at: int
     resumed_messages: int

@@ -15,7 +15,7 @@ from support.twins import DELAYS, FRAME_SIZE_MAX
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from indexd.spark.source.rows import Keep
+    from indexd.spark.source.rows import RowFilter
     from indexd.spark.splits import Split
     from indexd.storage.disk import Disk
 
@@ -84,7 +84,7 @@ def rows_of_log(directory: Path) -> list[dict[str, Any]]:
 
 
 def record_batches(
-    disk: Disk, config: Config, split: Split, columns: Sequence[str] = DEFAULT_COLUMNS, keep: Keep | None = None
+    disk: Disk, config: Config, split: Split, columns: Sequence[str] = DEFAULT_COLUMNS, keep: RowFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a split, which ends where it was planned to, or with the log."""
     from indexd.spark.source.rows import RowReader

@@ -22,7 +22,7 @@ from indexd.config import Config, load
 from indexd.dispatch.reput import DispatchQueue, ReputState
 from indexd.errors import DiskError, MissingStoreError
 from indexd.flush.frontier import remove_abort
-from indexd.flush.pipeline import Item, Progress
+from indexd.flush.pipeline import BuildProgress, Item
 from indexd.index.file import IndexService
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery import open as open_module
@@ -33,7 +33,7 @@ from indexd.service.daemon import can_wait
 from indexd.service.instance import Instance, Starts
 from indexd.service.log import Notifier
 from indexd.service.start import open_for_run
-from indexd.service.state import DaemonState, EventReporter, Watch, write_state
+from indexd.service.state import DaemonState, DirectoryWatch, EventReporter, write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -185,13 +185,13 @@ class SimDaemon:
         own = lock, self.starts, DaemonStatus(config), Notifier(None, None), self.log
         instance = Instance(config, lambda: config, disk, self.files, *own)
         self.opened = open_for_run(instance, forced=forced, damage=damage)
-        self.watch = Watch(disk, self.files, lock, self.opened.pipeline.frontier)
+        self.watch = DirectoryWatch(disk, self.files, lock, self.opened.pipeline.frontier)
         self.pipeline, self.reader = self.opened.pipeline, self.opened.reader
         #: Read and not built yet; the parts of it that a drain has taken are done first.
         self.queue: list[Item] = []
         self.skipped: list[Skipped] = []
         #: What the flusher works at, and whether it has come to its end.
-        self.sent: Progress | None = None
+        self.sent: BuildProgress | None = None
         self.is_persisted = False
         #: A drain waits to be tried again: the files may hold more than the progress says.
         self.is_waiting = False
@@ -246,7 +246,7 @@ class SimDaemon:
                 write_state(self.disk, self.files, self._state.row())
         self.starts.forget()
 
-    def send(self) -> Progress | None:
+    def send(self) -> BuildProgress | None:
         """Hand what has been built to the flusher, unless it is at work or there is nothing to do."""
         progress = self.pipeline.progress
         is_new = progress.phy_offset != self.pipeline.frontier.phy_offset or progress.has_work or self.must_flush

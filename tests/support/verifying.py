@@ -10,7 +10,7 @@ from indexd.config import Config
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexLayout, unpack_entry
 from indexd.storage.disk import Disk
-from indexd.verify import Report, verify
+from indexd.verify import VerifyReport, verify
 from support.data_directory import T0, Store, config_of, spec
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ def build(store: Store) -> None:
     (store.data / "checkpoint").write_bytes(checkpoint.pack())
 
 
-def check(data: Path, *, deep: bool = False, config: Config | None = None) -> Report:
+def check(data: Path, *, deep: bool = False, config: Config | None = None) -> VerifyReport:
     """``indexd verify`` in this process, with a short settle time."""
     return verify(
         config or config_of(data, settle_ms=1, corrupt_after_ms=2), Disk(), deep=deep, on_progress=lambda *_: None
     )
 
 
-def kinds(report: Report) -> dict[str, int]:
+def kinds(report: VerifyReport) -> dict[str, int]:
     """How many findings of each kind."""
     return dict(report.findings.counts)
 

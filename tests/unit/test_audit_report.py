@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from indexd.audit import AuditOptions, AuditReport, Part, audit_here, audit_task, plan_audit
+from indexd.audit import AuditOptions, AuditReport, TaskResult, audit_here, audit_task, plan_audit
 from indexd.audit.causes import Cause, CrashCost, make_cause
 from indexd.audit.page import MEANINGS, audit_page, verdict_line, verdict_state
 from indexd.audit.plan import AuditTask
@@ -491,7 +491,7 @@ def expiring(broker: Broker, after: int, count: int) -> AuditReport:
     """The broker deletes the first ``count`` log_segments once ``after`` tasks have ended."""
     oldest = log_segments(broker)[:count]
 
-    def run(tasks: Any, ended: Any) -> list[Part]:
+    def run(tasks: Any, ended: Any) -> list[TaskResult]:
         parts = []
         task: AuditTask
         for number, task in enumerate(tasks):

@@ -20,7 +20,7 @@ from indexd.audit import (
     AuditPlan,
     AuditReport,
     AuditTask,
-    Part,
+    TaskResult,
     audit_here,
     audit_task,
     join,
@@ -334,7 +334,7 @@ def test_a_broker_that_works_on(tmp_path: Path) -> None:
 def test_what_changes_while_a_task_runs_is_not_kept(wrong: Config, tmp_path: Path) -> None:
     config, kept = copied(wrong, tmp_path / "store"), tmp_path / "kept"
 
-    def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
+    def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, TaskResult], None]) -> list[TaskResult]:
         parts = [audit_task(one, Disk(), config) for one in tasks]
         flip(files_of(config)[1], LAYOUT.entry_position(9))
         for one, part in zip(tasks, parts, strict=True):

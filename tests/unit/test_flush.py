@@ -24,7 +24,7 @@ from indexd.flush.frontier import (
     add_uncovered,
     read_frontier,
 )
-from indexd.flush.pipeline import Pipeline, Progress
+from indexd.flush.pipeline import BuildProgress, Pipeline
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, FileMark, IndexHeader, IndexLayout
@@ -147,7 +147,7 @@ def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
     disk.calls.clear()
     pipeline = Pipeline(disk, files, [service], FRESH, LogChangeDetector(disk, SegmentList))
     frontier = replace(FRESH.with_outputs(index=(mark,)), phy_offset=200, store_timestamp=5000, messages=1)
-    pipeline.persist(Progress(frontier, (OutputMark((mark,), (file.path,)),)))
+    pipeline.persist(BuildProgress(frontier, (OutputMark((mark,), (file.path,)),)))
     order = [call for call in disk.calls if not call.endswith(".tmp")]
     assert order == ["sync 20260101000000000", "checkpoint", "frontier"]
     stored = StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint)

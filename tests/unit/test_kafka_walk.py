@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.bytes_kernel import CRC_TABLES
 from indexd.kafka import kernel
-from indexd.kafka.format import Fault, Outcome
+from indexd.kafka.format import Fault, WalkEnd
 from indexd.kafka.records import LogWalk
 from indexd.storage.disk import Disk
 from support.kafka_records import (
@@ -52,7 +52,7 @@ def made(sizes: list[int]) -> list[Batch]:
 def test_any_buffer_gives_the_same(log: Path, sizes: list[int], buffer_size: int) -> None:
     data = log_bytes(made(sizes))
     rows, walked = walk(log, data, buffer_size)
-    assert (rows, walked.outcome, walked.end) == (walk(log, data, 1 << 20)[0], Outcome.END, len(data))
+    assert (rows, walked.outcome, walked.end) == (walk(log, data, 1 << 20)[0], WalkEnd.END, len(data))
     assert [row[2] for row in rows] == [2 * i + 1 for i in range(len(sizes))]
     assert not any(row[4] for row in rows)
 
@@ -63,27 +63,27 @@ def test_a_batch_much_larger_than_the_buffer(log: Path, kind: str) -> None:
     batches = [batch(0, 0, 5, b"x"), large, batch(6, 6, 8)]
     rows, walked = walk(log, log_bytes(batches), 300)
     assert [row[2] for row in rows] == [0, 5, 6]
-    assert (walked.outcome, [row[4] for row in rows]) == (Outcome.END, [0, 0, 0])
+    assert (walked.outcome, [row[4] for row in rows]) == (WalkEnd.END, [0, 0, 0])
     data = bytearray(log_bytes(batches))
     data[60_000] ^= 1
     rows, walked = walk(log, bytes(data), 300)
     assert [row[4] for row in rows] == [Fault.NONE, Fault.CRC, Fault.NONE]
-    assert walked.outcome == Outcome.END
+    assert walked.outcome == WalkEnd.END
 
 
 @pytest.mark.parametrize(
     ("edits", "faults", "outcome", "fault"),
     [
         # A wrong checksum is passed over where the offsets go on; behind the last batch is the end.
-        ({302: 1, 413: 1}, [0, 0, Fault.CRC, Fault.CRC, 0], Outcome.END, Fault.NONE),
-        ({302: 1, 413: 1, 524: 1}, [0, 0, Fault.CRC, Fault.CRC, Fault.CRC], Outcome.END, Fault.NONE),
+        ({302: 1, 413: 1}, [0, 0, Fault.CRC, Fault.CRC, 0], WalkEnd.END, Fault.NONE),
+        ({302: 1, 413: 1, 524: 1}, [0, 0, Fault.CRC, Fault.CRC, Fault.CRC], WalkEnd.END, Fault.NONE),
         # A wrong length ends the walk before the batch, and so does an unknown magic.
-        *(({233: 99 ^ wrong}, [0, 0], Outcome.CORRUPT, Fault.CRC) for wrong in (60, 98, 100, 209)),
-        ({127: 2 ^ 3}, [0], Outcome.CORRUPT, Fault.MAGIC),
+        *(({233: 99 ^ wrong}, [0, 0], WalkEnd.CORRUPT, Fault.CRC) for wrong in (60, 98, 100, 209)),
+        ({127: 2 ^ 3}, [0], WalkEnd.CORRUPT, Fault.MAGIC),
     ],
 )
 def test_batches_with_a_fault(
-    log: Path, edits: dict[int, int], faults: list[int], outcome: Outcome, fault: Fault
+    log: Path, edits: dict[int, int], faults: list[int], outcome: WalkEnd, fault: Fault
 ) -> None:
     data = bytearray(log_bytes(made([50] * 5)))
     for position, bits in edits.items():
@@ -100,21 +100,21 @@ def test_an_older_batch_that_a_wrong_length_leads_to(log: Path) -> None:
     data = bytearray(log_bytes(batches))
     data[222 + 8 : 222 + 12] = (61 - 12).to_bytes(4, "big")
     rows, walked = walk(log, bytes(data))
-    assert (len(rows), walked.outcome, walked.fault) == (2, Outcome.CORRUPT, Fault.CRC)
+    assert (len(rows), walked.outcome, walked.fault) == (2, WalkEnd.CORRUPT, Fault.CRC)
 
 
 @pytest.mark.parametrize(
     ("tail", "outcome"),
     [
-        (log_bytes(made([50] * 4))[333:-1], Outcome.HALF),
-        (b"\x01" * 5, Outcome.HALF),
-        (bytes(5), Outcome.ZEROS),
-        (bytes(10_000), Outcome.ZEROS),
-        (bytes(9_999) + b"\x01", Outcome.CORRUPT),
-        (b"\xff" * 100, Outcome.CORRUPT),
+        (log_bytes(made([50] * 4))[333:-1], WalkEnd.HALF),
+        (b"\x01" * 5, WalkEnd.HALF),
+        (bytes(5), WalkEnd.ZEROS),
+        (bytes(10_000), WalkEnd.ZEROS),
+        (bytes(9_999) + b"\x01", WalkEnd.CORRUPT),
+        (b"\xff" * 100, WalkEnd.CORRUPT),
     ],
 )
-def test_how_a_log_can_end(log: Path, tail: bytes, outcome: Outcome) -> None:
+def test_how_a_log_can_end(log: Path, tail: bytes, outcome: WalkEnd) -> None:
     rows, walked = walk(log, log_bytes(made([50] * 3)) + tail)
     assert (len(rows), walked.outcome, walked.end, walked.fault) == (3, outcome, 333, Fault.NONE)
 
@@ -129,14 +129,14 @@ def test_a_log_that_is_cut_while_it_is_read(log: Path) -> None:
             if count == 4:
                 with Disk().open_write(log) as other:
                     other.truncate(461 * 6 + 100)
-    assert (count, walked.outcome, walked.end) == (6, Outcome.HALF, 461 * 6)
+    assert (count, walked.outcome, walked.end) == (6, WalkEnd.HALF, 461 * 6)
 
 
 @given(st.binary(max_size=400), st.integers(61, 300))
 def test_bytes_at_random(log: Path, data: bytes, buffer_size: int) -> None:
     rows, walked = walk(log, data, buffer_size)
     assert walked.end == sum(row[1] for row in rows) <= len(data)
-    assert (walked.outcome == Outcome.END) == (walked.end == len(data))
+    assert (walked.outcome == WalkEnd.END) == (walked.end == len(data))
 
 
 def walk_buffer(data: bytes, log_size: int | None = None) -> tuple[np.ndarray, int]:
@@ -154,13 +154,13 @@ def naive_walk(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
     while position < len(data):
         left = len(data) - position
         if left <= 17:
-            return rows, Outcome.HALF
+            return rows, WalkEnd.HALF
         offset, size = struct.unpack_from(">qi", data, position)
         magic = data[position + 16]
         if size < 14 or (size + 12 > left and magic > 2):
-            return rows, Outcome.CORRUPT
+            return rows, WalkEnd.CORRUPT
         if size + 12 > left:
-            return rows, Outcome.HALF
+            return rows, WalkEnd.HALF
         one = data[position : position + size + 12]
         last, fault = offset, Fault.NONE
         if magic == 2 and len(one) < 61:
@@ -176,7 +176,7 @@ def naive_walk(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
         if fault != Fault.NONE:
             return rows, kernel.GO_ON
         position += len(one)
-    return rows, Outcome.END
+    return rows, WalkEnd.END
 
 
 @st.composite
@@ -201,5 +201,5 @@ def test_damaged_logs_as_the_slow_walk_sees_them(data: bytes) -> None:
 @given(st.binary(max_size=300), st.integers(0, 1 << 31))
 def test_a_log_that_is_longer(data: bytes, more: int) -> None:
     rows, outcome = walk_buffer(data, log_size=len(data) + more)
-    assert outcome in {*Outcome, kernel.GO_ON, kernel.BEHIND_BUFFER}
+    assert outcome in {*WalkEnd, kernel.GO_ON, kernel.BEHIND_BUFFER}
     assert (rows[:, kernel.SIZE] >= 26).all()

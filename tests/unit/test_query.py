@@ -18,7 +18,7 @@ from indexd.errors import CorruptDataError, UsageError
 from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.query import KeyQuery, query_exact, query_rocketmq
-from indexd.query.by_key import Wanted, may_match
+from indexd.query.by_key import ChainFilter, may_match
 from indexd.query.source import LOG_ENDS, REWRITTEN
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter
@@ -77,7 +77,7 @@ def test_the_prefilter_never_denies_a_message_that_matches(
     header = IndexHeader.unpack(file.to_bytes())
     for number, moment in enumerate(times, 1):
         begin, end = moment - max(before, 0), moment + max(behind, 0)
-        assert may_match(number, file.entries[number][2], *Wanted(begin, end).differences(header))
+        assert may_match(number, file.entries[number][2], *ChainFilter(begin, end).differences(header))
 
 
 def test_absent_and_not_yet_indexed(store: Store) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indexd.serve.remoting.access import Access, Credentials
+from indexd.serve.remoting.access import Credentials, RemotingAccess
 from indexd.serve.remoting.command import (
     HEADER_MAX,
     LANGUAGES,
@@ -376,7 +376,7 @@ def test_what_rocketmqs_clients_sign(name: str) -> None:
     command = _signed(name)
     assert _KEYS.signature(command) == command.ext_fields["Signature"]
     assert _KEYS.refusal(command) is None
-    assert Access(None, _KEYS, ()).refusal(command) is None
+    assert RemotingAccess(None, _KEYS, ()).refusal(command) is None
 
 
 def test_whatever_is_changed_is_refused() -> None:
@@ -406,10 +406,10 @@ def test_what_clients_up_to_4_9_3_do_not_sign() -> None:
 def test_a_request_that_is_not_signed(missing: str) -> None:
     command = _signed("query")
     del command.ext_fields[missing]
-    text = Access(None, _KEYS, ()).refusal(command)
+    text = RemotingAccess(None, _KEYS, ()).refusal(command)
     assert text is not None
     assert missing in text
-    assert Access(None, None, ()).refusal(command) is None
+    assert RemotingAccess(None, None, ()).refusal(command) is None
     assert _KEYS.refusal(RemotingCommand(34, 1)) is not None
 
 
@@ -426,7 +426,7 @@ def test_any_fields_are_signed_and_found_signed(fields: dict[str, str], body: by
 
 
 def test_a_secret_key_is_not_shown() -> None:
-    assert "12345678" not in repr(Access(None, _KEYS, ()))
+    assert "12345678" not in repr(RemotingAccess(None, _KEYS, ()))
 
 
 @pytest.mark.parametrize(
@@ -447,4 +447,4 @@ def test_a_secret_key_is_not_shown() -> None:
     ],
 )
 def test_networks(networks: tuple[str, ...], host: str, expected: bool) -> None:
-    assert Access(None, None, tuple(ip_network(text) for text in networks)).admits(host) is expected
+    assert RemotingAccess(None, None, tuple(ip_network(text) for text in networks)).admits(host) is expected

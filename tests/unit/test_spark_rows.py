@@ -18,7 +18,7 @@ from indexd.config import Config, load
 from indexd.errors import DisturbedError, UsageError
 from indexd.recovery.open import decode_rules
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, VERSION_KEY, arrow_schema, parse_columns
-from indexd.spark.source.rows import OF_BATCH, Frames, Keep, read_rows
+from indexd.spark.source.rows import OF_BATCH, Frames, RowFilter, read_rows
 from indexd.spark.splits import Split, SplitReader, check_chain, plan_splits
 from indexd.storage.disk import Disk
 from support.beside_log import frames, over_queues, spec, write
@@ -152,7 +152,7 @@ SMALL = 1 << 15
 
 
 def rows_of_splits(
-    store: Path, splits: list[Split], columns: tuple[str, ...], keep: Keep | None = None, segment_size: int = SMALL
+    store: Path, splits: list[Split], columns: tuple[str, ...], keep: RowFilter | None = None, segment_size: int = SMALL
 ) -> list[dict[str, Any]]:
     config = config_of(store, segment_size)
     found: list[dict[str, Any]] = []
@@ -188,7 +188,7 @@ def test_rows_are_the_messages(data: st.DataObject, samples: list[Sample], prop_
             and (bounds[0] is None or row["storeTimestamp"] >= bounds[0])
             and (bounds[1] is None or row["storeTimestamp"] < bounds[1])
         ]
-        assert rows_of_splits(store, splits, columns, Keep(topics, *bounds)) == kept
+        assert rows_of_splits(store, splits, columns, RowFilter(topics, *bounds)) == kept
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -212,7 +212,7 @@ def test_a_split_that_ends_elsewhere_is_an_error(tmp_path: Path) -> None:
     config = config_of(tmp_path, SEGMENT_SIZE)
     first, second = plan_splits(Disk(), config, size=SEGMENT_SIZE // 2)[:2]
     with pytest.raises(DisturbedError, match="the log has changed"):
-        list(read_rows(config, ("size",), Keep(), Split(first.begin, second.begin + 1)))
+        list(read_rows(config, ("size",), RowFilter(), Split(first.begin, second.begin + 1)))
 
 
 # --- columns ---

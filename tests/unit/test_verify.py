@@ -19,8 +19,8 @@ from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles, segment_name
-from indexd.verify import Report, whole
-from indexd.verify.whole import Compared, look
+from indexd.verify import VerifyReport, whole
+from indexd.verify.whole import ComparedTotals, look
 from indexd.verify.whole import look as whole_look
 from support.daemon import compile_kernels, index_files, indexd_here, rebuild
 from support.data_directory import T0, Store, config_of, make_data, spec
@@ -68,7 +68,7 @@ def test_nothing_is_wrong_and_nothing_is_changed(tmp_path: Path, flavour: str, m
     assert contents(tmp_path) == before
 
 
-def compared_in(report: Report) -> Compared:
+def compared_in(report: VerifyReport) -> ComparedTotals:
     assert report.compared is not None
     return report.compared
 
@@ -322,7 +322,7 @@ def test_beside_a_daemon_the_open_file_may_know_more(store: Store, tmp_path: Pat
 def test_what_is_found_while_a_daemon_flushes_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, looks = store.frontier, []
 
-    def look(disk: Disk, files: DataFiles) -> whole.StoreState:
+    def look(disk: Disk, files: DataFiles) -> whole.DataOwner:
         # The first file expires behind the first look: the frontier goes on without it, then it is removed.
         looks.append(whole_look(disk, files))
         if len(looks) == 1:

@@ -16,7 +16,7 @@ task of its own: one process goes through them in order, Spark through many at o
 
 from indexd.audit.plan import AuditPlan, AuditTask, plan_audit
 from indexd.audit.report import AuditOptions, AuditReport, audit_here, join, run_audit
-from indexd.audit.result import Audit, Part
+from indexd.audit.result import Audit, TaskResult
 from indexd.audit.task import audit_task, load_kernels
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "AuditPlan",
     "AuditReport",
     "AuditTask",
-    "Part",
+    "TaskResult",
     "audit_here",
     "audit_task",
     "join",

@@ -33,7 +33,7 @@ from indexd.audit.plan import (
     scattered,
 )
 from indexd.audit.queues import QueuesAudit, first_of_each, join_queues, why_not
-from indexd.audit.result import MISSING, UNREADABLE, Audit, Gap, Holes, Orphans, Part, Totals, largest
+from indexd.audit.result import MISSING, UNREADABLE, Audit, Gap, Holes, Orphans, TaskResult, Totals, largest
 from indexd.audit.task import audit_task
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.lookup import LogView
@@ -45,7 +45,7 @@ from indexd.errors import BusyError, CorruptDataError, DiskError, MissingOk, Usa
 from indexd.findings import Findings
 from indexd.index.format import FLAVOURS, Flavour, index_key_hash
 from indexd.index.reader import IndexFileReader
-from indexd.output import Progress
+from indexd.output import ProgressReporter
 from indexd.query.message import TIME_MAX
 from indexd.recovery.log_range import NEVER
 from indexd.recovery.open import frame_size_max
@@ -65,7 +65,7 @@ _SECONDS_MAX = 60.0
 NO_MESSAGE = "the log holds no message, and the index has {:,} entries: is the log's disk mounted?"
 OnProgress = Callable[[int, int], None]
 #: Tasks that are left, and what is to be called with each task and its part as they end; the parts in the same order.
-RunTasks = Callable[[Sequence[AuditTask], Callable[[AuditTask, Part], None]], list[Part]]
+RunTasks = Callable[[Sequence[AuditTask], Callable[[AuditTask, TaskResult], None]], list[TaskResult]]
 # Threads that read ahead where one process does it all.
 _WORKERS = 2
 # A task that can be kept is so much reading, and never so little that index files are read over and over for it.
@@ -166,8 +166,8 @@ class AuditReport:
 def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: OnProgress) -> AuditReport:
     """Every task in this process, one after the other; ``on_progress`` gets (bytes done, bytes in all)."""
 
-    def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
-        parts, on_bytes = list[Part](), Progress(on_progress, sum(task.size for task in tasks))
+    def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, TaskResult], None]) -> list[TaskResult]:
+        parts, on_bytes = list[TaskResult](), ProgressReporter(on_progress, sum(task.size for task in tasks))
         for task in tasks:
             parts.append(audit_task(task, disk, config, workers=_WORKERS, on_bytes=on_bytes))
             ended(task, parts[-1])
@@ -222,7 +222,7 @@ def run_audit(
     )
 
 
-def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
+def join(plan: AuditPlan, parts: Sequence[TaskResult]) -> Audit:
     """Put the parts together; ``parts[i]`` is what ``plan.tasks[i]`` came to."""
     holes, gaps, expired = Holes(), _joined(part.gaps for part in parts), _joined(part.expired for part in parts)
     findings = Findings()
@@ -272,7 +272,7 @@ def _joined(parts: Iterable[list[Gap]]) -> list[Gap]:
     return found
 
 
-def _orphans(parts: Sequence[Part]) -> tuple[Orphans, ...]:
+def _orphans(parts: Sequence[TaskResult]) -> tuple[Orphans, ...]:
     found: dict[str, Orphans] = {}
     for one in (one for part in parts for one in part.orphans):
         other = found.get(one.name, replace(one, count=0))
@@ -281,8 +281,8 @@ def _orphans(parts: Sequence[Part]) -> tuple[Orphans, ...]:
 
 
 @lru_cache
-def _part_type() -> TypeAdapter[Part]:
-    return TypeAdapter(Part)
+def _part_type() -> TypeAdapter[TaskResult]:
+    return TypeAdapter(TaskResult)
 
 
 @contextmanager
@@ -339,9 +339,9 @@ class ResumeFile:
                 row = json.loads(line)
                 self._parts[row["task"]] = row["part"]
 
-    def begin(self, plan: AuditPlan) -> list[Part | None]:
+    def begin(self, plan: AuditPlan) -> list[TaskResult | None]:
         """What each task came to in an earlier run, if that still holds."""
-        found, stamps = list[Part | None](), self._stamps(plan.folder)
+        found, stamps = list[TaskResult | None](), self._stamps(plan.folder)
         for task in plan.tasks:
             digest = self._digests[id(task)] = self._digest(task, stamps)
             try:
@@ -350,7 +350,7 @@ class ResumeFile:
                 found.append(None)
         return found
 
-    def keep(self, task: AuditTask, part: Part) -> None:
+    def keep(self, task: AuditTask, part: TaskResult) -> None:
         """Write it down, durably, unless what it was made from has changed meanwhile."""
         digest = self._digests[id(task)]
         if digest and digest == self._digest(task, self._stamps(task.folder)):
@@ -389,7 +389,7 @@ def stride_for(size: int, count: int) -> int:
     return 1 << max((size // count).bit_length() - 1, 0) if count else 0
 
 
-def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[Part], count: int) -> Answers:
+def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[TaskResult], count: int) -> Answers:
     """Ask for at most ``count`` of the messages that the parts have noted, for a minute at most. Raises DiskError.
 
     Each by one of its keys, in ranges of time around it: whether IndexService.queryOffset (spec rocketmq-store 3.6,

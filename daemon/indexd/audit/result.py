@@ -295,7 +295,7 @@ class Totals:
 
 
 @dataclass(slots=True, kw_only=True)
-class Part(Totals):
+class TaskResult(Totals):
     """What one task found in its range of the log and in the files that it checked.
 
     ``log_end`` is where the log ends, if that is in here, and ``unreadable`` what stands there if it is no frame;

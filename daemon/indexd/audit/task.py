@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from indexd.audit.kernel import walk_chains
 from indexd.audit.plan import AuditTask, LogProbe, layout_of
 from indexd.audit.queues import QueueMatcher
-from indexd.audit.result import BrokerFile, Gap, Orphans, Part
+from indexd.audit.result import BrokerFile, Gap, Orphans, TaskResult
 from indexd.commitlog import batcher
 from indexd.commitlog.reader import Skipped
 from indexd.compare.index import BEHIND_LOG, NO_KEYS, ComparedFile, Keys, Match, compare_files, keys_of
@@ -76,7 +76,7 @@ class RateLimiter:
 
 def audit_task(
     task: AuditTask, disk: Disk, config: Config, *, workers: int = 0, on_bytes: Callable[[int], None] = lambda _: None
-) -> Part:
+) -> TaskResult:
     """Decode the log of a task and compare; ``config`` is the one that the plan was made with.
 
     ``workers`` threads read ahead; ``on_bytes`` is told how many bytes more have been read. Raises what reading raises.
@@ -118,8 +118,8 @@ def _compare(
     wait: Callable[[int], None],
     workers: int,
     on_bytes: Callable[[int], None],
-) -> Part:
-    part = Part()
+) -> TaskResult:
+    part = TaskResult()
     if task.begin >= task.end:
         return part
     files: list[ComparedFile] = []
@@ -166,7 +166,7 @@ def _compare(
     return part
 
 
-def _count(part: Part, task: AuditTask, keys: Keys, match: Match) -> None:
+def _count(part: TaskResult, task: AuditTask, keys: Keys, match: Match) -> None:
     messages = len(keys.phy_offset)
     counts = np.bincount(keys.row, minlength=messages)
     lost = np.bincount(keys.row[match.is_lost], minlength=messages)
@@ -186,7 +186,7 @@ def _count(part: Part, task: AuditTask, keys: Keys, match: Match) -> None:
         part.samples += offsets[np.diff(offsets // task.stride, prepend=before) > 0].tolist()
 
 
-def _skip(part: Part, files: list[ComparedFile], skipped: Skipped) -> None:
+def _skip(part: TaskResult, files: list[ComparedFile], skipped: Skipped) -> None:
     # Entries that point there stand for themselves; those before it have had their chance.
     compare_files(NO_KEYS, skipped.begin, files)
     passed = sum(len(file.take_below(skipped.end).number) for file in files)

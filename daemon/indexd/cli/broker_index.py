@@ -36,7 +36,7 @@ from indexd.storage.names import absolute
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
-    from indexd.repair.run import Planned, Repaired
+    from indexd.repair.run import PlannedRepair, Repaired
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -158,7 +158,7 @@ def _repair(args: argparse.Namespace, config: Config) -> int:
     with ExitStack() as bars:
         bar = bars.enter_context(progress_bar("audit"))
 
-        def confirm(planned: Planned) -> bool:
+        def confirm(planned: PlannedRepair) -> bool:
             nonlocal bar
             bars.close()
             _show_plan(args, planned)
@@ -206,7 +206,7 @@ def _says_yes(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _show_plan(args: argparse.Namespace, planned: Planned) -> None:
+def _show_plan(args: argparse.Namespace, planned: PlannedRepair) -> None:
     with suppress(BrokenPipeError):  # the exit code stays what it is
         if wants_json(args):
             more = {"needed": planned.is_needed, "notes": [*planned.notes, *planned.unfinished]}
@@ -215,7 +215,7 @@ def _show_plan(args: argparse.Namespace, planned: Planned) -> None:
             _print_plan(planned)
 
 
-def _print_plan(planned: Planned) -> None:
+def _print_plan(planned: PlannedRepair) -> None:
     audit, plan = planned.report.audit, planned.plan
     share = 100 * audit.findable_keys / audit.keys if audit.keys else 100.0
     # Rounded down: what is not whole must not look so.

@@ -45,7 +45,7 @@ from indexd.storage.remote import disk_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from indexd.kafka.format import Report
+    from indexd.kafka.format import KafkaReport
     from indexd.recovery.rebuild import Rebuilt
     from indexd.spark.export import ExportRequest
 
@@ -520,7 +520,7 @@ def rebuild_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG
     return _say(args, "problem", report, f"{report.figures['changed']} of them written {place}")
 
 
-def _say(args: argparse.Namespace, kind: str, report: Report, what: str) -> int:
+def _say(args: argparse.Namespace, kind: str, report: KafkaReport, what: str) -> int:
     # The findings and the notes, then for programs a row a segment, then the summary.
     print_findings(report.findings, json_lines=wants_json(args), kind=kind)
     notes = [{"kind": "note", "file": note.file, "what": note.what, "text": note.text} for note in report.notes]

@@ -102,7 +102,7 @@ def status(args: argparse.Namespace, config: Config) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusSample:
     """The figures of one moment: ``row`` as the daemon's status has them, at ``at`` (Unix seconds), and who said so.
 
     ``events`` are the last ones, oldest first. ``findings`` need an operator, ``notes`` do not. ``age`` is how many
@@ -175,7 +175,7 @@ class Asker:
             self._tls.check_hostname = False
             self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
-    def look(self) -> Look:
+    def look(self) -> StatusSample:
         """One look; UsageError where there is neither a daemon nor an index, and IndexdError of other kinds."""
         if self._address is not None:
             return self._at(self._address)
@@ -184,7 +184,7 @@ class Asker:
             return self._stopped()
         state = read_state(self._disk, self._files.state)
         if state.get("pid") != pid:
-            return Look({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
+            return StatusSample({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
         address, findings = state.get("http"), list[str]()
         if not _is_address(address):
             return self._written(state, findings, ["it serves no HTTP, so this is what it wrote down last"])
@@ -242,7 +242,7 @@ class Asker:
         except ValueError as error:
             raise NoAnswerError(_NO_INDEXD) from error
 
-    def _at(self, address: str) -> Look:
+    def _at(self, address: str) -> StatusSample:
         asked = f"{self._scheme}://{address}"
         try:
             return self._over_http(address)
@@ -250,18 +250,18 @@ class Asker:
             if error.status in _REFUSED:
                 hint = "name the file that holds it with --http-token-file"
                 raise UsageError(f"{address} wants another token: {error}", hint) from error
-            return Look({"phase": "unreachable"}, asked, findings=[f"no answer from {asked}: {error}"])
+            return StatusSample({"phase": "unreachable"}, asked, findings=[f"no answer from {asked}: {error}"])
 
-    def _over_http(self, address: str) -> Look:
+    def _over_http(self, address: str) -> StatusSample:
         row, events = self._get(address, "/api/v1/status"), []
         if not isinstance(row, dict) or "phase" not in row:
             raise NoAnswerError(_NO_INDEXD)
         with suppress(NoAnswerError):
             since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
             events = self._get(address, f"/api/v1/events?since={since}").get("events", [])[-_EVENTS_MAX:]
-        return Look(row, f"{self._scheme}://{address}", events=events, findings=list(row.get("findings") or ()))
+        return StatusSample(row, f"{self._scheme}://{address}", events=events, findings=list(row.get("findings") or ()))
 
-    def _written(self, state: Row, findings: list[str], notes: list[str]) -> Look:
+    def _written(self, state: Row, findings: list[str], notes: list[str]) -> StatusSample:
         now = time.time()
         age = max(now - state.get("writtenAt", now * 1000) / 1000, 0.0)
         if age > _STALE_SECONDS:
@@ -269,9 +269,9 @@ class Asker:
         if findings:  # it did not answer, or is silent for long: nobody knows what it does now
             state |= {"phase": "unreachable", "lastPhase": state["phase"]}
         findings += state.get("findings") or ()
-        return Look(state, str(self._files.state), now, [], findings, notes, age)
+        return StatusSample(state, str(self._files.state), now, [], findings, notes, age)
 
-    def _stopped(self) -> Look:
+    def _stopped(self) -> StatusSample:
         frontier, clean = known_frontier(self._disk, self._files), not self._disk.exists(self._files.abort)
         crashed = "it crashed or was killed; the next start recovers (the abort flag is there)"
         row: Row = {
@@ -302,7 +302,7 @@ class Asker:
         except IndexdError as error:
             notes.append(f"the log cannot be looked at: {error.line()}")
         findings = [f"no daemon runs: {'it was stopped' if clean else crashed}", *findings_of(row)]
-        return Look(row, str(self._files.frontier), findings=findings, notes=notes)
+        return StatusSample(row, str(self._files.frontier), findings=findings, notes=notes)
 
 
 def _is_address(address: object) -> TypeGuard[str]:
@@ -321,7 +321,7 @@ def from_text64(value: Any, name: str = "") -> Any:
 # --- drawing
 
 
-def draw(look: Look) -> Iterator[str]:
+def draw(look: StatusSample) -> Iterator[str]:
     """A look as lines of plain text: what is the matter, how far behind it is, then the rest."""
     row, phase = look.row, look.phase
     if "lastPhase" in row:

@@ -163,7 +163,7 @@ def make_rules(
     )
 
 
-class Stretch(NamedTuple):
+class DecodeResult(NamedTuple):
     """Why decoding ended, how many bytes were taken, the total size that the next frame claims (or 0), the messages."""
 
     outcome: Outcome
@@ -189,7 +189,7 @@ class Batcher:
         rules: Rules,
         *,
         sum_up: bool = False,
-    ) -> Stretch:
+    ) -> DecodeResult:
         """Frames of ``buffer[:limit]``, whose byte 0 stands at physical offset ``position``.
 
         The batch has a checksum of its bytes where those of its messages are checked, and with ``sum_up``.
@@ -215,7 +215,7 @@ class Batcher:
             whole = (rules.check_crc or sum_up) and int(taken) <= limit
             crc = zlib.crc32(buffer[: int(taken)].data) if whole else None
             batch = DispatchBatch(columns, int(rows), position, position + int(taken), self.topics, crc)
-        return Stretch(Outcome(outcome), Reason(reason), int(taken), int(total), batch)
+        return DecodeResult(Outcome(outcome), Reason(reason), int(taken), int(total), batch)
 
 
 def load_kernels(rules: Rules) -> None:

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import Batcher, DispatchBatch, Stretch
+from indexd.commitlog.batcher import Batcher, DecodeResult, DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, HEAD_SIZE, STAMPED_SIZE, Outcome
 from indexd.commitlog.kernel import Rules, find_frame, is_enclosed, store_timestamp_at, walk_heads
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, first_written, list_segments
@@ -149,7 +149,7 @@ class SegmentCursor:
         largest: int | None = None,
         *,
         sum_up: bool = False,
-    ) -> tuple[int, Stretch]:
+    ) -> tuple[int, DecodeResult]:
         """The frames in ``size`` bytes at ``offset`` of the open segment, or one that is longer, up to ``largest``.
 
         With how many bytes of them are there.

@@ -99,7 +99,7 @@ class Evidence:
     messages: int
 
 
-class Stretch(NamedTuple):
+class RangeChecksum(NamedTuple):
     """Bytes ``[begin, end)`` of one segment and their CRC-32 when they were read."""
 
     begin: int

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from indexd.commitlog.batcher import Batcher, DispatchBatch, Stretch, before, no_messages
+from indexd.commitlog.batcher import Batcher, DecodeResult, DispatchBatch, before, no_messages
 from indexd.commitlog.cursor import ReadAhead, SegmentCursor
 from indexd.commitlog.decoder import read_head
 from indexd.commitlog.format import (
@@ -39,7 +39,7 @@ from indexd.commitlog.tail import (
     UNREADABLE_TIMESTAMP,
     LogLimit,
     Settling,
-    Stand,
+    TailState,
     first_older,
     has_nul,
     stand_of,
@@ -293,7 +293,7 @@ class LogReader:
 
     def _decode(
         self, size: int, rules: Rules, largest: int | None = None, *, sum_up: bool = False
-    ) -> tuple[int, Stretch]:
+    ) -> tuple[int, DecodeResult]:
         return self._cursor.decode(self._batcher, rules, self.position, size, largest, sum_up=sum_up)
 
     def _head_here(self) -> bytes:
@@ -368,7 +368,7 @@ class LogReader:
             self._denied = self.position, self._head_here()
             self._settling.clear()
             return self._stay() if taken is None else taken
-        stand = Stand(self.newest_timestamp, self.unproven_from)
+        stand = TailState(self.newest_timestamp, self.unproven_from)
         self.newest_timestamp, self.unproven_from = stand.after(batch.begin_offset, stand_of(times, offsets))
         return self._take(batch)
 

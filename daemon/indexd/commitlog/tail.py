@@ -66,27 +66,27 @@ NEVER = -(1 << 63)
 UNREADABLE_TIMESTAMP = (1 << 63) - 1
 
 
-class Stand(NamedTuple):
+class TailState(NamedTuple):
     """``newest``: what later messages are compared with, ms; from ``unproven_from`` on, if not None, are suspects."""
 
     newest: int = NEVER
     unproven_from: int | None = None
 
-    def after(self, first: int, behind: Stand) -> Stand:
+    def after(self, first: int, behind: TailState) -> TailState:
         """The stand behind messages from offset ``first`` on that alone come to ``behind``."""
         if behind.newest >= self.newest:
             return behind
-        return Stand(self.newest, first if self.unproven_from is None else self.unproven_from)
+        return TailState(self.newest, first if self.unproven_from is None else self.unproven_from)
 
 
 #: Before the first message.
-AT_FIRST = Stand()
+AT_FIRST = TailState()
 
 
-def stand_of(times: NDArray[np.int64], offsets: NDArray[np.int64]) -> Stand:
+def stand_of(times: NDArray[np.int64], offsets: NDArray[np.int64]) -> TailState:
     """What so many messages, one at least, come to by themselves."""
     last = len(times) - int(times[::-1].argmax())
-    return Stand(int(times[last - 1]), int(offsets[last]) if last < len(times) else None)
+    return TailState(int(times[last - 1]), int(offsets[last]) if last < len(times) else None)
 
 
 def first_older(times: NDArray[np.int64], newest: int) -> int | None:

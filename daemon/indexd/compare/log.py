@@ -19,7 +19,7 @@ import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.lookup import Evidence, Stretch
+from indexd.commitlog.lookup import Evidence, RangeChecksum
 from indexd.commitlog.reader import LogReader
 from indexd.compare.index import ComparedFile, Keys, keys_of
 from indexd.compare.secondary import QueueComparison
@@ -55,7 +55,7 @@ class Comparison:
 
 
 @dataclass(slots=True)
-class Compared:
+class LogComparison:
     """How many messages of the log agree, how many of them lie before the anchor, when the last of them was stored.
 
     ``tail``: the last bytes that agreed, as they were then.
@@ -64,7 +64,7 @@ class Compared:
     messages: int = 0
     before_anchor: int = 0
     store_timestamp: int = 0
-    tail: deque[Stretch] = field(default_factory=lambda: deque(maxlen=64))
+    tail: deque[RangeChecksum] = field(default_factory=lambda: deque(maxlen=64))
     #: The queues agree with the log before this physical offset and not behind it; None: as far as was compared.
     queues_until: int | None = None
     #: What is known of the log behind the last damage; ``before_anchor`` counts up to there.
@@ -72,7 +72,7 @@ class Compared:
     #: Where damage was passed over.
     damaged: tuple[int, ...] = ()
 
-    def copy(self) -> Compared:
+    def copy(self) -> LogComparison:
         """What agrees so far."""
         return replace(self, tail=self.tail.copy())
 
@@ -89,7 +89,7 @@ class Compared:
         self.messages += agreeing
         self.before_anchor += int(np.searchsorted(offsets, min(stop, anchor)))
         if agreeing == batch.rows and batch.crc is not None:
-            self.tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
+            self.tail.append(RangeChecksum(batch.begin_offset, batch.end_offset, batch.crc))
         if agreeing:
             self.store_timestamp = int(batch.columns.store_timestamp[agreeing - 1])
 
@@ -102,7 +102,7 @@ class Agreed:
     """
 
     phy_offset: int | None
-    compared: Compared
+    compared: LogComparison
     reason: str = ""
 
 
@@ -171,7 +171,7 @@ def compare_with_log(
     agreed = _walk(entries, flavour, comparison, on_progress)
     if agreed.phy_offset is not None and agreed.compared.queues_until is not None:
         # It was the log after all, and it changed before the first entry that differs.
-        return Agreed(begin, Compared(), agreed.reason)
+        return Agreed(begin, LogComparison(), agreed.reason)
     return agreed
 
 
@@ -180,7 +180,7 @@ def _walk(
 ) -> Agreed:
     reader, begin, end = comparison.reader, comparison.reader.position, comparison.end
     # Behind a stretch that cannot be read nobody knows what units it came to: they are compared anew from there on.
-    compared, compared_until, queues = Compared(), begin, comparison.queues_from(begin)
+    compared, compared_until, queues = LogComparison(), begin, comparison.queues_from(begin)
     sound = compared.copy()
     while reader.position < end or entries.phy_offset < _NEVER:
         poll = reader.poll()

@@ -45,7 +45,7 @@ _SYNC_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BuildProgress:
     """How far building has come at one moment: the frontier that is true once the files of ``marks`` are durable."""
 
     frontier: Frontier
@@ -177,14 +177,14 @@ class Pipeline:
         self.built = replace(self.built, uncovered=uncovered)
         return [name for output in self.outputs for name in output.expire(min_phy_offset)]
 
-    def mark(self) -> Progress:
+    def mark(self) -> BuildProgress:
         """What stands now."""
         marks = tuple(output.mark() for output in self.outputs)
         held = {output.name: mark.held for output, mark in zip(self.outputs, marks, strict=True)}
         evidence = self.detector.points()
-        return Progress(replace(self.built, outputs=held, evidence=evidence, refill_offset=None), marks)
+        return BuildProgress(replace(self.built, outputs=held, evidence=evidence, refill_offset=None), marks)
 
-    def persist(self, progress: Progress) -> None:
+    def persist(self, progress: BuildProgress) -> None:
         """Make ``progress`` durable; ``persisted`` is told afterwards."""
         started = time.monotonic()
         progress = replace(progress, frontier=replace(progress.frontier, scrubbed_at=self.scrubbed_at))
@@ -205,7 +205,7 @@ class Pipeline:
         # One by one: whoever watches sees that a long flush goes on.
         self.counters.files_synced += 1
 
-    def persisted(self, progress: Progress) -> None:
+    def persisted(self, progress: BuildProgress) -> None:
         """Close what is durable to its end and remove what no frontier names any more.
 
         Building has gone on meanwhile: what is to be persisted next was marked before these files are closed.

@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, Stretch, newest, thinned
+from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, RangeChecksum, newest, thinned
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.errors import DiskError, DisturbedError, MissingStoreError
 from indexd.storage.disk import Disk
@@ -38,12 +38,12 @@ class LogChangeDetector:
         self._log = SegmentList()
         self._points: list[Evidence] = []
         # The newest bytes that were built, without a gap or with one.
-        self._tail: deque[Stretch] = deque()
+        self._tail: deque[RangeChecksum] = deque()
         self._turn = 0
         # The newest message that was built: physical offset, store timestamp, messages before it.
         self._newest: tuple[int, int, int] | None = None
 
-    def take_over(self, points: tuple[Evidence, ...], tail: Iterable[Stretch]) -> None:
+    def take_over(self, points: tuple[Evidence, ...], tail: Iterable[RangeChecksum]) -> None:
         """Go on from evidence that was kept and is still true, and from the bytes that it was compared with."""
         self._points = list(points)
         self._tail = deque(tail)
@@ -54,7 +54,7 @@ class LogChangeDetector:
         if batch.crc is None:
             self._tail.clear()
         else:
-            self._tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
+            self._tail.append(RangeChecksum(batch.begin_offset, batch.end_offset, batch.crc))
             self._trim()
         if not batch.rows:
             return
@@ -94,7 +94,7 @@ class LogChangeDetector:
 
         Also those in between that could not be read: a broker may cut its log there, and write on.
         """
-        tail: deque[Stretch] = deque()
+        tail: deque[RangeChecksum] = deque()
         for stretch in self._tail:
             if tail:
                 tail.extend(self._as_it_stands(tail[-1].end, stretch.begin))
@@ -102,14 +102,14 @@ class LogChangeDetector:
         tail.extend(self._as_it_stands(tail[-1].end if tail else 0, end))
         self._tail = tail
 
-    def _as_it_stands(self, begin: int, end: int) -> list[Stretch]:
+    def _as_it_stands(self, begin: int, end: int) -> list[RangeChecksum]:
         # The last bytes of [begin, end), as they are now.
         segment = self._segment_at(end - 1) if begin < end else None
         if segment is None:
             return []
         begin = max(begin, end - _TAIL_SIZE, segment.base)
         with FrameReader(self._disk, self._log) as frames:
-            return [Stretch(begin, end, zlib.crc32(frames.read(begin, end)))]
+            return [RangeChecksum(begin, end, zlib.crc32(frames.read(begin, end)))]
 
     def check(self) -> None:
         """Look at the newest bytes and at some of the newest points; DisturbedError if the log has changed there."""
@@ -141,7 +141,7 @@ class LogChangeDetector:
         self._tail.clear()
         for first, run in runs[-2:]:
             end, kept = first + len(run), run[-_TAIL_SIZE:]
-            self._tail.append(Stretch(end - len(kept), end, zlib.crc32(kept)))
+            self._tail.append(RangeChecksum(end - len(kept), end, zlib.crc32(kept)))
 
     def _trim(self) -> None:
         while self._tail and self._tail[-1].end - self._tail[0].end >= _TAIL_SIZE:

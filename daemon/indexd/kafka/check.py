@@ -35,17 +35,17 @@ from indexd.kafka.format import (
     LOG_SIZE_MAX,
     NO_TIMESTAMP,
     Fault,
-    Outcome,
+    KafkaReport,
+    KafkaSegment,
     Partition,
-    Report,
-    Segment,
+    WalkEnd,
     find_partitions,
     log_bytes,
     refuse_while_locked,
 )
 from indexd.kafka.rebuild import recover_entries
 from indexd.kafka.records import Batches, LogWalk, Slots, read_slots
-from indexd.output import Progress
+from indexd.output import ProgressReporter
 from indexd.sparse.format import INT32_MAX
 from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE
 from indexd.storage.disk import Disk
@@ -133,7 +133,7 @@ _FAULT_WHAT = {
     Fault.SIZE: ("batch_size", "the batch is shorter than its own head"),
 }
 # A wrong length looks like half a batch too, and what is behind it may be whole.
-_UNREADABLE = (Outcome.HALF, Outcome.CORRUPT)
+_UNREADABLE = (WalkEnd.HALF, WalkEnd.CORRUPT)
 
 
 def judge_offset_slots(slots: Slots, time_slots: Slots, log: LogTruth, walk: LogWalk) -> NDArray[np.int64]:
@@ -186,7 +186,7 @@ def check(
     *,
     interval: int | None = None,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> Report:
+) -> KafkaReport:
     """Check the partition that ``directory`` is, or all partitions of the log directory that it is.
 
     With ``interval`` (index.interval.bytes) a note says which files differ from what recovery would make with it.
@@ -194,8 +194,8 @@ def check(
     """
     started, partitions = time.monotonic(), find_partitions(disk, directory)
     refuse_while_locked(disk, directory)
-    progress = Progress(on_progress, log_bytes(disk, partitions))
-    report = Report(len(partitions), "findings", {"segments": 0, "batches": 0, "entries": 0, "bytes": 0})
+    progress = ProgressReporter(on_progress, log_bytes(disk, partitions))
+    report = KafkaReport(len(partitions), "findings", {"segments": 0, "batches": 0, "entries": 0, "bytes": 0})
     for partition in partitions:
         partition.note_passing(report)
         last_offset, others = -1, Findings()
@@ -218,12 +218,12 @@ def check(
 
 class _SegmentCheck:
     # Adds to the report what it finds in one segment.
-    def __init__(self, disk: Disk, partition: Partition, segment: Segment, report: Report) -> None:
+    def __init__(self, disk: Disk, partition: Partition, segment: KafkaSegment, report: KafkaReport) -> None:
         self._disk, self._partition, self._segment, self._report = disk, partition, segment, report
         # A broker that was killed leaves the newest segment's files as they grow; its next start builds them again.
         self._may_be_open = segment.is_last and not partition.was_stopped_cleanly
 
-    def run(self, progress: Progress) -> int:
+    def run(self, progress: ProgressReporter) -> int:
         """Returns the last offset in the log, base - 1 without any."""
         disk, segment, report = self._disk, self._segment, self._report
         slots = read_slots(disk, segment.index, OFFSET_ENTRY_TYPE, is_there=segment.has_index)
@@ -239,7 +239,7 @@ class _SegmentCheck:
                 last_offset = int(batches[kernel.LAST_OFFSET, -1])
         progress(walk.log_size - walk.end)
         self._log_end(walk, found)
-        is_whole = walk.outcome in (Outcome.END, Outcome.ZEROS) and not found
+        is_whole = walk.outcome in (WalkEnd.END, WalkEnd.ZEROS) and not found
         report.findings.merge(found)
         if segment.has_index:
             self._judged(segment.index, slots, judge_offset_slots(slots, times, truth, walk), _OFFSET_WHAT)
@@ -288,13 +288,13 @@ class _SegmentCheck:
 
     def _log_end(self, walk: LogWalk, found: Findings) -> None:
         label, left = self._partition.label(self._segment.log), walk.log_size - walk.end
-        if walk.outcome == Outcome.ZEROS and self._may_be_open:
+        if walk.outcome == WalkEnd.ZEROS and self._may_be_open:
             self._note(self._segment.log, "not_closed", f"{left} zero bytes, as of a preallocated log")
-        elif walk.outcome != Outcome.END:
+        elif walk.outcome != WalkEnd.END:
             what, text = {
-                Outcome.HALF: ("log_half_batch", f"the last {left} bytes are no whole batch"),
-                Outcome.ZEROS: ("log_zeros", f"the log ends in {left} zero bytes"),
-                Outcome.CORRUPT: ("log_corrupt", f"no batch begins here: {left} bytes cannot be read"),
+                WalkEnd.HALF: ("log_half_batch", f"the last {left} bytes are no whole batch"),
+                WalkEnd.ZEROS: ("log_zeros", f"the log ends in {left} zero bytes"),
+                WalkEnd.CORRUPT: ("log_corrupt", f"no batch begins here: {left} bytes cannot be read"),
             }[walk.outcome]
             if walk.fault != Fault.NONE:
                 what, text = _FAULT_WHAT[walk.fault]

@@ -74,7 +74,7 @@ LOCK_NAME = ".lock"
 _SEGMENT_FILE = re.compile(r"([0-9]{20})\.(log|index|timeindex)")
 
 
-class Outcome(IntEnum):
+class WalkEnd(IntEnum):
     """How a walk along a log ended, and what is behind the last batch."""
 
     END = 0  # nothing
@@ -93,7 +93,7 @@ class Fault(IntEnum):
 
 
 @dataclass(slots=True)
-class Report:
+class KafkaReport:
     """What a pass over partitions has found: ``findings`` do not hold, or could not be rebuilt; --json calls them
     ``name``. ``notes`` are worth knowing and not wrong, or could not be asked. ``figures``, ``rows``: for --json.
     """
@@ -124,7 +124,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class KafkaSegment:
     """One ``.log`` and its two indexes, there or not. ``is_last``: the newest one, which a broker appends to."""
 
     base: int
@@ -145,7 +145,7 @@ class Partition:
 
     path: Path
     name: str
-    segments: tuple[Segment, ...]
+    segments: tuple[KafkaSegment, ...]
     orphans: tuple[str, ...]
     passing: tuple[str, ...]
     was_stopped_cleanly: bool
@@ -154,7 +154,7 @@ class Partition:
         """What to call one of its files: a path relative to the directory that was asked for."""
         return f"{self.name}/{path.name}" if self.name else path.name
 
-    def note_passing(self, report: Report) -> None:
+    def note_passing(self, report: KafkaReport) -> None:
         """Say which files are left alone because a broker's next start removes or renames them."""
         for name in self.passing:
             report.note(self.label(self.path / name), "left_alone", "a deletion, cleaning or swap that has not ended")
@@ -205,7 +205,7 @@ def _partition(disk: Disk, path: Path, name: str, log_directories: list[Path]) -
     for base in bases:
         log, index, time_index = (path / f"{base}.{kind}" for kind in ("log", "index", "timeindex"))
         is_there = index.name in files, time_index.name in files
-        segments.append(Segment(int(base), base == bases[-1], log, index, time_index, *is_there))
+        segments.append(KafkaSegment(int(base), base == bases[-1], log, index, time_index, *is_there))
     return Partition(
         path,
         name,

@@ -18,14 +18,14 @@ from indexd.kafka.format import (
     MAGIC_V2,
     RECORD_OVERHEAD_V0,
     Fault,
-    Outcome,
+    WalkEnd,
 )
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _ONES = np.uint32(0xFFFFFFFF)
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, the lowest bit first
-_END, _HALF, _CORRUPT = (int(one) for one in (Outcome.END, Outcome.HALF, Outcome.CORRUPT))
+_END, _HALF, _CORRUPT = (int(one) for one in (WalkEnd.END, WalkEnd.HALF, WalkEnd.CORRUPT))
 _NONE, _CRC, _MAGIC, _SIZE = map(int, Fault)
 
 #: What ``walk`` returns besides the values of Outcome: to go on behind the last row; or that the batch there, or its

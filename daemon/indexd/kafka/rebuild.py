@@ -25,17 +25,17 @@ from indexd.kafka import kernel
 from indexd.kafka.format import (
     LOG_SIZE_MAX,
     Fault,
-    Outcome,
+    KafkaReport,
+    KafkaSegment,
     Partition,
-    Report,
-    Segment,
+    WalkEnd,
     find_partitions,
     lock_log_directory,
     log_bytes,
     refuse_while_locked,
 )
 from indexd.kafka.records import LogWalk
-from indexd.output import Progress
+from indexd.output import ProgressReporter
 from indexd.sparse.format import INT32_MAX, OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 from indexd.sparse.kernel import (
     OFFSET_ENTRY_TYPE,
@@ -54,7 +54,7 @@ _ENDS_AS_WELL = "Kafka's recovery ends here as well"
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredSegment:
     """What recovery makes of a segment: the bytes of both files, from ``batches`` batches up to byte ``end``."""
 
     index: bytes
@@ -63,7 +63,7 @@ class Recovered:
     batches: int
 
 
-def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int) -> Recovered:
+def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int) -> RecoveredSegment:
     """Walk a segment as recovery does: to the first batch with a fault, which recovery cuts off with all behind it.
 
     CorruptDataError where Kafka's own recovery fails: offsets that do not fit the base, entries whose offsets do not
@@ -104,7 +104,7 @@ def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int
         rows_of = np.array([final], dtype=np.int64)
         _rising(base, last_time, rows_of[:, 1], 0)
         time_index += pack_entries(rows_of, TIME_ENTRY_TYPE)
-    return Recovered(index, time_index, end, count)
+    return RecoveredSegment(index, time_index, end, count)
 
 
 def _rising(base: int, before: int, offsets: NDArray[np.int64], least: int) -> int:
@@ -124,7 +124,7 @@ def rebuild(
     interval: int = INTERVAL,
     max_index_size: int = MAX_INDEX_SIZE,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> Report:
+) -> KafkaReport:
     """Rebuild the partition that ``directory`` is, or all partitions of the log directory that it is.
 
     In place the log directory is locked meanwhile; with ``out`` the files are written there, a directory for each
@@ -133,7 +133,7 @@ def rebuild(
     needs longer indexes than ``max_index_size``.
     """
     started, partitions = time.monotonic(), find_partitions(disk, directory)
-    report = Report(len(partitions), "problems", {"segments": 0, "changed": 0, "bytes": 0})
+    report = KafkaReport(len(partitions), "problems", {"segments": 0, "changed": 0, "bytes": 0})
     with ExitStack() as stack:
         if out is None:
             stack.enter_context(lock_log_directory(disk, directory))
@@ -142,7 +142,7 @@ def rebuild(
             if any((out / partition.name).resolve() == partition.path.resolve() for partition in partitions):
                 raise UsageError(f"--out {out} is where the segments are", "leave it out to rebuild in place")
             refuse_while_locked(disk, directory)
-        progress = Progress(on_progress, log_bytes(disk, partitions))
+        progress = ProgressReporter(on_progress, log_bytes(disk, partitions))
         for partition in partitions:
             partition.note_passing(report)
             for name in partition.orphans:
@@ -159,10 +159,10 @@ def rebuild(
 def _rebuild_segment(
     disk: Disk,
     partition: Partition,
-    segment: Segment,
+    segment: KafkaSegment,
     out: Path | None,
-    report: Report,
-    progress: Progress,
+    report: KafkaReport,
+    progress: ProgressReporter,
     interval: int,
     max_index_size: int,
 ) -> None:
@@ -179,7 +179,7 @@ def _rebuild_segment(
         return
     progress(walk.log_size - walk.end)
     left = walk.log_size - made.end
-    if left and walk.outcome == Outcome.ZEROS and made.end == walk.end and segment.is_last:
+    if left and walk.outcome == WalkEnd.ZEROS and made.end == walk.end and segment.is_last:
         report.note(label, "not_closed", f"{left} zero bytes, as of a preallocated log")
     elif left:
         text = f"built up to here; the {left} bytes behind are no whole batches, and Kafka's recovery cuts them off"
@@ -203,7 +203,7 @@ def _rebuild_segment(
     )
 
 
-def _write(disk: Disk, segment: Segment, path: Path, data: bytes, *, is_in_place: bool) -> bool:
+def _write(disk: Disk, segment: KafkaSegment, path: Path, data: bytes, *, is_in_place: bool) -> bool:
     # Whether the file had to be written.
     if disk.exists(path) and disk.stamp(path).size == len(data) and disk.read(path) == data:
         return False

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.bytes_kernel import CRC_TABLES
 from indexd.kafka import kernel
-from indexd.kafka.format import HEAD_SIZE_UP_TO_MAGIC, HEAD_SIZE_V2, Fault, Outcome
+from indexd.kafka.format import HEAD_SIZE_UP_TO_MAGIC, HEAD_SIZE_V2, Fault, WalkEnd
 from indexd.output import find_nonzero
 from indexd.sparse.format import INT32_MAX
 from indexd.sparse.kernel import unpack_entries
@@ -53,7 +53,7 @@ class LogWalk:
     ) -> None:
         self.log_size = file.size()
         self.end = 0
-        self.outcome = Outcome.END
+        self.outcome = WalkEnd.END
         self.fault = Fault.NONE
         self._file = file
         self._base = base
@@ -70,7 +70,7 @@ class LogWalk:
                 rows = self._rows[:count]
                 leads_on = self._leads_on(rows)
                 if not leads_on:
-                    self.fault, self.outcome = Fault(int(rows[-1, kernel.FAULT])), Outcome.CORRUPT
+                    self.fault, self.outcome = Fault(int(rows[-1, kernel.FAULT])), WalkEnd.CORRUPT
                     rows = rows[:-1]
                 if len(rows):
                     columns = np.ascontiguousarray(rows.T)
@@ -81,7 +81,7 @@ class LogWalk:
                 if not leads_on:
                     return
             if outcome >= 0:
-                self.outcome = self._at_end(Outcome(outcome))
+                self.outcome = self._at_end(WalkEnd(outcome))
                 return
 
     def _step(self) -> tuple[int, int]:
@@ -96,7 +96,7 @@ class LogWalk:
                 return int(count), kernel.GO_ON if outcome == kernel.BEHIND_BUFFER else int(outcome)
             size = int(self._rows[0, kernel.SIZE]) if self._rows[0, kernel.FAULT] >= 0 else 0
             if size > BATCH_SIZE_MAX:
-                return 0, Outcome.CORRUPT
+                return 0, WalkEnd.CORRUPT
             if size > len(self._buffer):
                 self._buffer = np.zeros(size, dtype=np.uint8)
             done = self._file.pread_into(self._buffer[: self.log_size - self.end].data, self.end)
@@ -118,17 +118,17 @@ class LogWalk:
             head, 0, len(head), position, self.log_size, kernel.CRC32C_TABLES, CRC_TABLES, following
         )
         if outcome >= 0:
-            return bool(outcome == Outcome.END)
+            return bool(outcome == WalkEnd.END)
         base_offset = int(following[0, kernel.BASE_OFFSET])
         is_sound = following[0, kernel.FAULT] in (Fault.NONE, Fault.CRC)
         last_offset = int(rows[-2, kernel.LAST_OFFSET]) if len(rows) > 1 else self._last_offset
         return bool(is_sound and last_offset < base_offset <= self._base + INT32_MAX)
 
-    def _at_end(self, outcome: Outcome) -> Outcome:
+    def _at_end(self, outcome: WalkEnd) -> WalkEnd:
         """ZEROS in place of HALF or CORRUPT where nothing else follows."""
-        if outcome == Outcome.END or any(self._file.pread(HEAD_SIZE_UP_TO_MAGIC, self.end)):
+        if outcome == WalkEnd.END or any(self._file.pread(HEAD_SIZE_UP_TO_MAGIC, self.end)):
             return outcome
-        return outcome if find_nonzero(self._file, self.end, self.log_size)[1] else Outcome.ZEROS
+        return outcome if find_nonzero(self._file, self.end, self.log_size)[1] else WalkEnd.ZEROS
 
 
 #: So many slots of a file are looked at, 32 MiB of an .index; one of Kafka's default size holds a third of that.

@@ -28,7 +28,7 @@ from indexd.index.format import (
 from indexd.index.reader import IndexFileReader
 from indexd.query.by_queue_and_time import time_bound
 from indexd.query.message import TIME_MAX, HasHits, Hit
-from indexd.query.source import ABSENT, ABSENT_BEFORE, Coverage, Look, QueryIndex, why_empty
+from indexd.query.source import ABSENT, ABSENT_BEFORE, Coverage, IndexSnapshot, QueryIndex, why_empty
 
 _DIFF_MAX = 2**31 - 1
 #: Behind every physical offset.
@@ -107,7 +107,7 @@ class Answer(HasHits[Hit]):
         return {name: value for name, value in row.items() if value is not None}
 
 
-class Wanted(NamedTuple):
+class ChainFilter(NamedTuple):
     """What a walk looks for: store times of ``[begin, end]`` in ms, physical offsets below ``before``."""
 
     begin: int
@@ -134,7 +134,7 @@ def may_match(number: int, time_diff: int, least: int, largest: int) -> bool:
 
 
 def chain(
-    file: IndexFileReader, key_hash: int, wanted: Wanted, header: IndexHeader | None = None
+    file: IndexFileReader, key_hash: int, wanted: ChainFilter, header: IndexHeader | None = None
 ) -> Iterator[tuple[int, bool]]:
     """(physical offset, whether hash and time are wanted) of the entries of the hash's slot.
 
@@ -163,7 +163,7 @@ def chain(
         above, number = number, previous
 
 
-def scan(file: IndexFileReader, key_hash: int, wanted: Wanted, mark: FileMark) -> Iterator[tuple[int, bool]]:
+def scan(file: IndexFileReader, key_hash: int, wanted: ChainFilter, mark: FileMark) -> Iterator[tuple[int, bool]]:
     """The same of the hash's entries among those that ``mark`` vouches for, read from the last to the first.
 
     For a file whose slots a crash may have left behind or ahead of its entries.
@@ -183,9 +183,9 @@ def scan(file: IndexFileReader, key_hash: int, wanted: Wanted, mark: FileMark) -
         end = first
 
 
-def entries_of(index: QueryIndex, look: Look, query: KeyQuery) -> Iterator[tuple[int, bool]]:
+def entries_of(index: QueryIndex, look: IndexSnapshot, query: KeyQuery) -> Iterator[tuple[int, bool]]:
     """What ``chain`` and ``scan`` give of all files, newest first, from before the query's ``before``."""
-    wanted = Wanted(query.begin, query.end, OFFSET_END if query.before is None else query.before)
+    wanted = ChainFilter(query.begin, query.end, OFFSET_END if query.before is None else query.before)
     key_hash = index_key_hash(query.topic, query.key, query.index_type)
     for reader, mark in index.newest_first(look):
         header = mark.header if mark is not None and mark.full else None
@@ -293,7 +293,7 @@ def query_rocketmq(index: QueryIndex, query: KeyQuery) -> Answer:
 
 
 def query_offsets(
-    index: QueryIndex, look: Look, query: KeyQuery, max_num: int, end: int
+    index: QueryIndex, look: IndexSnapshot, query: KeyQuery, max_num: int, end: int
 ) -> tuple[list[int], LastUpdate]:
     """The physical offsets, newest first, of at most ``max_num`` entries from ``query.begin`` to ``end``."""
     has_tags = query.index_type == "T" and look.flavour.tags

@@ -46,7 +46,7 @@ from indexd.query.source import (
     BEHIND_LAST,
     EXPIRED,
     Coverage,
-    Look,
+    IndexSnapshot,
     QueryIndex,
     gaps_in_words,
     why_empty,
@@ -178,7 +178,7 @@ def query_offset(index: QueryIndex, query: OffsetQuery) -> OffsetAnswer:
     if query.max_num > limit:
         raise UsageError(f"a query may ask for {limit} messages, not {query.max_num}", "raise --query-max-num")
 
-    def answer(look: Look, queue: ConsumeQueueReader | None) -> OffsetAnswer:
+    def answer(look: IndexSnapshot, queue: ConsumeQueueReader | None) -> OffsetAnswer:
         if queue is None:
             why = why_no_queue(index, look, query.topic)
             return OffsetAnswer(query, (), NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, look.queue_coverage, why=why)
@@ -297,7 +297,7 @@ def query_time(
 ) -> QueueTimeAnswer:
     """The queue offset of a store time in ms; UsageError if no queues are built."""
 
-    def answer(look: Look, queue: ConsumeQueueReader | None) -> QueueTimeAnswer:
+    def answer(look: IndexSnapshot, queue: ConsumeQueueReader | None) -> QueueTimeAnswer:
         coverage = index.coverage_of_queue(look, topic, queue_id)
         found = QueueTimeAnswer(topic, queue_id, timestamp, boundary, None, 0, 0, None, None, coverage)
         if queue is None:
@@ -434,7 +434,7 @@ class FrameScan:
 _NOT_KNOWN = INT64_MAX
 
 
-def time_bound(index: QueryIndex, look: Look, timestamp: int) -> int:
+def time_bound(index: QueryIndex, look: IndexSnapshot, timestamp: int) -> int:
     """A physical offset before which all messages that are still in the log are older than ``timestamp``.
 
     0 where none is known. What has expired may have been of any time.
@@ -444,7 +444,7 @@ def time_bound(index: QueryIndex, look: Look, timestamp: int) -> int:
     return found if found > begin else 0  # at its very begin it says nothing about what came before
 
 
-def scan_start(index: QueryIndex, look: Look, timestamp: int, begin: int) -> int:
+def scan_start(index: QueryIndex, look: IndexSnapshot, timestamp: int, begin: int) -> int:
     """A message's start from which a scan for store times of ``timestamp`` and later misses none behind ``begin``.
 
     The end of the coverage if there is none; ``begin`` is a message's start too. Segments that have no sparse index, or
@@ -470,7 +470,7 @@ def scan_start(index: QueryIndex, look: Look, timestamp: int, begin: int) -> int
 
 
 def _older_until(
-    index: QueryIndex, look: Look, mark: SegmentMark, timestamp: int, *, is_sealed: bool
+    index: QueryIndex, look: IndexSnapshot, mark: SegmentMark, timestamp: int, *, is_sealed: bool
 ) -> tuple[int, int]:
     # The byte position of a message of the segment before which all are older, and the largest of their times; the
     # segment's size where all of a sealed one are. CorruptDataError for entries that the log contradicts.

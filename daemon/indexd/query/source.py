@@ -220,7 +220,7 @@ OPEN_FILES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class IndexSnapshot:
     """The index at one moment. ``files`` oldest first, with what the frontier says of each, None for newer files.
 
     ``is_unclean``: the daemon ended without a stop, so an open file holds for sure only what its mark says.
@@ -274,10 +274,10 @@ class QueryIndex:
         self._queues_of: tuple[QueueMark, ...] | None = None
         #: So old a look may be to be given out once more, in seconds.
         self.look_seconds = 0.0
-        self._looked: Look | None = None
+        self._looked: IndexSnapshot | None = None
         self._looked_at = 0.0
 
-    def look(self) -> Look:
+    def look(self) -> IndexSnapshot:
         """What stands now, or stood ``look_seconds`` ago."""
         at = time.monotonic()
         if self._looked is None or at - self._looked_at >= self.look_seconds:
@@ -285,7 +285,7 @@ class QueryIndex:
             self._looked, self._looked_at = self._look(), at
         return self._looked
 
-    def _look(self) -> Look:
+    def _look(self) -> IndexSnapshot:
         # The state is read before the files are listed: they hold at least what it covers.
         self.log.begin_query()
         pid = owner_pid(self.files.lock)
@@ -310,7 +310,7 @@ class QueryIndex:
         unclean = pid is None and self.disk.exists(self.files.abort)
         flavour = FLAVOURS[frontier.flavour]
         moved = {(row[0], row[1]): row[2] for row in state.get("consumeQueuesMoved") or () if is_told}
-        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published, moved)
+        return IndexSnapshot(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published, moved)
 
     def _with_rewritten(self, coverage: Coverage, known_since: Path) -> Coverage:
         # A broker may cut its log where it was read before: then it ends there, or was written later than what is
@@ -328,7 +328,7 @@ class QueryIndex:
             return coverage
         return replace(coverage, uncovered=(*coverage.uncovered, Uncovered(begin, coverage.end, reason)))
 
-    def newest_first(self, look: Look) -> Iterator[OpenIndexFile]:
+    def newest_first(self, look: IndexSnapshot) -> Iterator[OpenIndexFile]:
         """Each index file of ``look``, good until the next look; those that expired meanwhile are left out."""
         for name, mark in reversed(look.files):
             self.log.check()
@@ -347,14 +347,14 @@ class QueryIndex:
             found.reader.check_size()
             yield found
 
-    def queue_mark(self, look: Look, topic: str, queue_id: int) -> QueueMark | None:
+    def queue_mark(self, look: IndexSnapshot, topic: str, queue_id: int) -> QueueMark | None:
         """What the frontier says of a queue."""
         if look.frontier.queues is not self._queues_of:
             self._queues_of = look.frontier.queues
             self._queues = {(mark.topic, mark.queue_id): mark for mark in look.frontier.queues or ()}
         return self._queues.get((topic, queue_id))
 
-    def coverage_of_queue(self, look: Look, topic: str, queue_id: int) -> Coverage:
+    def coverage_of_queue(self, look: IndexSnapshot, topic: str, queue_id: int) -> Coverage:
         """The coverage of one ConsumeQueue, without the messages whose units do not stand where they say themselves."""
         coverage, mark = look.queue_coverage, self.queue_mark(look, topic, queue_id)
         begin = look.moved.get((topic, queue_id), -1 if mark is None else mark.moved_from)
@@ -471,7 +471,7 @@ def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
 NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so"
 
 
-def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> ConsumeQueueReader | None:
+def open_queue(index: QueryIndex, look: IndexSnapshot, topic: str, queue_id: int) -> ConsumeQueueReader | None:
     """The queue, its minimum corrected to where the log begins; None if there is none. UsageError without any queue."""
     frontier = look.frontier
     if frontier.queues is None:
@@ -494,7 +494,7 @@ def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> Cons
 
 
 def with_queue(
-    index: QueryIndex, topic: str, queue_id: int, answer: Callable[[Look, ConsumeQueueReader | None], T]
+    index: QueryIndex, topic: str, queue_id: int, answer: Callable[[IndexSnapshot, ConsumeQueueReader | None], T]
 ) -> T:
     """What ``answer`` makes of a queue, None where there is none.
 
@@ -519,7 +519,7 @@ def topics_of(index: QueryIndex) -> list[str] | None:
     return sorted({mark.topic for mark in marks} | {name for name in folders if is_topic_name(name)})
 
 
-def why_no_queue(index: QueryIndex, look: Look, topic: str) -> str:
+def why_no_queue(index: QueryIndex, look: IndexSnapshot, topic: str) -> str:
     """Why a topic has no such queue, as far as can be told."""
     if not is_topic_name(topic):
         return NO_FOLDER

@@ -41,8 +41,8 @@ from indexd.recovery.recover import (
     IndexRecovery,
     KnownLog,
     OnProgress,
-    Recovered,
     RecoveryPlan,
+    RecoveryResult,
     look,
     once,
     plan_recovery,
@@ -141,7 +141,7 @@ class Opened:
 
     pipeline: Pipeline
     reader: LogReader
-    recovered: Recovered
+    recovered: RecoveryResult
     is_changed: bool
     seconds: float
     damage: str | None
@@ -238,7 +238,7 @@ class _Opening:
                 return replace(plan, phy_offset=cut, cut=True, reason=reason)
         return plan
 
-    def recover(self, plan: RecoveryPlan, on_progress: OnProgress) -> Recovered:
+    def recover(self, plan: RecoveryPlan, on_progress: OnProgress) -> RecoveryResult:
         """Make the files of all outputs what holds of them."""
         options, store = DecoderOptions(check_crc=False), self._config.store
         with LogView(self._disk, store.commit_log_directories, store.segment_size, options) as lookup:
@@ -256,7 +256,7 @@ class _Opening:
             recovered.reasons.append(f"the ConsumeQueues are not what the log says from offset {until} on")
         return recovered
 
-    def load(self, recovered: Recovered) -> Pipeline:
+    def load(self, recovered: RecoveryResult) -> Pipeline:
         """The pipeline of the outputs that are wanted."""
         config, disk = self._config, self._disk
         list_log = partial(list_segments, disk, config.store.commit_log_directories, config.store.segment_size)
@@ -306,7 +306,7 @@ class _Opening:
             held[output.name] = kept.held if is_wanted else None
         return held
 
-    def _commit(self, recovered: Recovered) -> None:
+    def _commit(self, recovered: RecoveryResult) -> None:
         # A frontier with what is true from now on, durable before any file becomes less than the one before said of it.
         base = self._base(recovered)
         held = self._plan_others(base.phy_offset, recovered.compared.queues_until)
@@ -319,7 +319,7 @@ class _Opening:
         if self.base != self.frontier:
             write_frontier(self._disk, self.files.frontier, self.base, __version__)
 
-    def _base(self, recovered: Recovered) -> Frontier:
+    def _base(self, recovered: RecoveryResult) -> Frontier:
         known, offset = replace(self.known, commit_log_paths=self._paths), recovered.phy_offset
         if offset is None:
             return replace(known, begin_offset=self._begin, phy_offset=self._begin, store_timestamp=0,

@@ -24,7 +24,7 @@ from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, LogView, newest
 from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
-from indexd.compare.log import Agreed, Compared, Comparison, compare_with_log
+from indexd.compare.log import Agreed, Comparison, LogComparison, compare_with_log
 from indexd.errors import CorruptDataError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import Frontier
 from indexd.index.entries import (
@@ -119,12 +119,12 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveryResult:
     """The files as they now are, and where building goes on (None: at the log's begin)."""
 
     files: tuple[FileMark, ...]
     phy_offset: int | None
-    compared: Compared = field(default_factory=Compared)
+    compared: LogComparison = field(default_factory=LogComparison)
     kept_entries: int = 0
     dropped_entries: int = 0
     deleted_files: tuple[str, ...] = ()
@@ -177,11 +177,11 @@ class IndexRecovery:
         self._layout, self._flavour = known.layout, FLAVOURS[known.flavour]
         self._lookup, self._log_begin, self._on_progress = lookup, log_begin, on_progress
         self._marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
-        self._recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
+        self._recovered = RecoveryResult((), plan.phy_offset, reasons=[plan.reason])
 
     def carry_out(
-        self, compare_before: Callable[[int], Comparison], commit: Callable[[Recovered], object]
-    ) -> Recovered:
+        self, compare_before: Callable[[int], Comparison], commit: Callable[[RecoveryResult], object]
+    ) -> RecoveryResult:
         """``compare_before`` says what to compare of the log before a physical offset.
 
         Where entries are cut off, ``commit`` first makes a frontier durable that does without them: else the next
@@ -384,7 +384,7 @@ class KnownLog:
             anchor=self._anchor.phy_offset if self._anchor else 0,
         )
 
-    def messages_counted(self, compared: Compared, phy_offset: int) -> int:
+    def messages_counted(self, compared: LogComparison, phy_offset: int) -> int:
         """How many messages are counted before ``phy_offset``, up to which the comparison agreed; expired ones too."""
         if compared.since is not None:
             return compared.since.messages + compared.messages - compared.before_anchor

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indexd.audit import AuditReport, AuditTask, Part, audit_task, plan_audit
+from indexd.audit import AuditReport, AuditTask, TaskResult, audit_task, plan_audit
 from indexd.audit.plan import LogProbe, flavour_at, layout_of
 from indexd.audit.result import Gap
 from indexd.commitlog.batcher import DispatchBatch
@@ -178,7 +178,7 @@ def check_built(
                 _judge(part, still, wanted, is_whole=is_whole)
 
 
-def _judge(part: Part, task: AuditTask, wanted: RepairRange, *, is_whole: bool) -> None:
+def _judge(part: TaskResult, task: AuditTask, wanted: RepairRange, *, is_whole: bool) -> None:
     for finding in part.findings.kept:
         raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
     for hole in part.holes.found:

@@ -36,7 +36,7 @@ from indexd.storage.disk import Disk
 _INDEX = "index/"
 
 
-class Place(NamedTuple):
+class KeyPosition(NamedTuple):
     """Behind the first ``key`` keys of the message at ``offset``, which is reached from ``aligned``."""
 
     offset: int
@@ -272,7 +272,7 @@ class _Planner:
         self._capacity = max(report.plan.layout.index_num - 1, 1)
         self._holes = [hole for hole in self._audit.holes if hole.begin < ends_at]
         self._has_all_holes = self._audit.hole_count == len(self._audit.holes)
-        self._places: dict[tuple[str, bool], Place | None] = {}
+        self._places: dict[tuple[str, bool], KeyPosition | None] = {}
 
     def ranges(self, kept: Sequence[BrokerFile]) -> list[RepairRange] | BrokerFile:
         """Ranges in the order of the log; or the file that cannot stay as it is, so that others have to do."""
@@ -319,13 +319,13 @@ class _Planner:
         self, low: BrokerFile | None, high: BrokerFile | None, replaced: list[BrokerFile]
     ) -> RepairRange | BrokerFile | None:
         log_begin = self._audit.log_begin
-        begin, before = Place(log_begin, 0, log_begin), None
+        begin, before = KeyPosition(log_begin, 0, log_begin), None
         if low is not None and low.end >= log_begin:
             place, before = self._place(low, is_end=True), low.header
             if place is None:
                 return low
             begin = place
-        end = Place(self._ends_at, 0, self._ends_at)
+        end = KeyPosition(self._ends_at, 0, self._ends_at)
         if high is not None and high.begin < self._ends_at:
             place = self._place(high, is_end=False)
             if place is None or begin[:2] > place[:2]:
@@ -353,7 +353,7 @@ class _Planner:
         )
 
     def _names(
-        self, low: BrokerFile | None, high: BrokerFile | None, begin: Place, replaced: list[BrokerFile], keys: int
+        self, low: BrokerFile | None, high: BrokerFile | None, begin: KeyPosition, replaced: list[BrokerFile], keys: int
     ) -> tuple[str, ...] | None:
         own = [file.name for file in replaced]
         taken = {file.name for file in self._report.plan.files}.difference(own)
@@ -368,21 +368,21 @@ class _Planner:
                 return found
         return None
 
-    def _place(self, file: BrokerFile, *, is_end: bool) -> Place | None:
+    def _place(self, file: BrokerFile, *, is_end: bool) -> KeyPosition | None:
         # Behind the last key that ``file`` holds, or before the first; None when those that it holds of its last
         # message are not the first ones, of its first message not the last ones.
         if (file.name, is_end) not in self._places:
             self._places[file.name, is_end] = self._find_place(file, is_end=is_end)
         return self._places[file.name, is_end]
 
-    def _find_place(self, file: BrokerFile, *, is_end: bool) -> Place | None:
+    def _find_place(self, file: BrokerFile, *, is_end: bool) -> KeyPosition | None:
         offset = file.end if is_end else file.begin
         message = self._message(offset)
         if message is None:
             # It cannot be read: what is missing of it, if anything, is no key that the log has.
             segment = self._probe.log.at(offset)
-            behind = Place(offset + 1, 0, segment.base if segment is not None else offset + 1)
-            return behind if is_end else Place(offset, 0, offset)
+            behind = KeyPosition(offset + 1, 0, segment.base if segment is not None else offset + 1)
+            return behind if is_end else KeyPosition(offset, 0, offset)
         # Key hashes of the entries that point there, in order; the file is in the order of the log.
         layout, whole = self._report.plan.layout, message.key_hashes
         with self._disk.open_read(self._report.plan.folder / file.name) as opened:
@@ -390,10 +390,10 @@ class _Planner:
             held = tuple(read_entries(opened, layout, first, last - first)[:, 0].byteswap().tolist())
         key = len(held) if is_end else len(whole) - len(held)
         if held == whole:
-            return Place(message.end, 0, message.end) if is_end else Place(offset, 0, offset)
+            return KeyPosition(message.end, 0, message.end) if is_end else KeyPosition(offset, 0, offset)
         # A file of a single message that another shares does not say which of the keys it holds.
         is_known = file.begin < file.end and held == (whole[:key] if is_end else whole[max(key, 0) :])
-        return Place(offset, key, offset) if is_known else None
+        return KeyPosition(offset, key, offset) if is_known else None
 
     def _message(self, offset: int) -> _Message | None:
         end = self._probe.frame_end(offset)

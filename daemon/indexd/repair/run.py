@@ -24,7 +24,7 @@ from indexd.audit.result import Gap
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import DiskError, UnsafeStoreError
-from indexd.output import Progress
+from indexd.output import ProgressReporter
 from indexd.repair.build import BuiltRange, build_range, check_built, mark_end, refuse_losses
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
 from indexd.repair.swap import RepairFolder, Undone, index_timestamp_of, settle, swap, to_undo, undo
@@ -39,7 +39,7 @@ _COPY_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRepair:
     """What there is to do, and why; ``notes`` are lines about what else a person should know beforehand.
 
     ``unfinished`` are lines about what an interrupted repair has left, to be removed or finished.
@@ -64,7 +64,7 @@ class Repaired:
     ``index_timestamp`` is the checkpoint's indexMsgTimestamp now, ms.
     """
 
-    planned: Planned
+    planned: PlannedRepair
     is_declined: bool
     settled: tuple[str, ...]
     folder: Path | None
@@ -184,7 +184,7 @@ class BrokerStopped:
             raise UnsafeStoreError(f"a broker, pid {found.pid or 'unknown'}, has {self._store} open{why}", _STOP_IT)
 
 
-def look(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) -> Planned:
+def look(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) -> PlannedRepair:
     """What a repair would do; takes no lock and makes nothing, so beside a running broker, too."""
     check_place(index_folder(config).parent)
     planned = _plan(disk, config, on_audit, everything=everything)
@@ -196,7 +196,7 @@ def look(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) 
 def repair(
     disk: Disk,
     config: Config,
-    confirm: Callable[[Planned], bool],
+    confirm: Callable[[PlannedRepair], bool],
     on_progress: OnProgress,
     *,
     everything: bool = False,
@@ -262,7 +262,7 @@ def _mend(
         disk.give(index, store)
     folder = RepairFolder.make(disk, store, time.time())
     try:
-        progress = Progress(on_progress, plan.bytes_to_read)
+        progress = ProgressReporter(on_progress, plan.bytes_to_read)
         built = _build(disk, config, folder, plan, progress, deadline)
         is_done = built or not plan.ranges
         kept = _complete(disk, config, store, folder, plan, built, full) if is_done else ()
@@ -328,7 +328,7 @@ def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
     return True
 
 
-def _plan(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) -> Planned:
+def _plan(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) -> PlannedRepair:
     report = audit_here(config, disk, AuditOptions(samples=0), on_audit)
     if report.entries_without_log:
         # Sound or not: without the log nobody can tell, and every file of it would go.
@@ -347,11 +347,11 @@ def _plan(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool)
             "broker reads the whole log again, which takes long and harms nothing"
         )
     lines, left_alone = settle(disk, index_folder(config).parent, only_look=True)
-    return Planned(report, plan, (*left_alone, *notes), tuple(lines))
+    return PlannedRepair(report, plan, (*left_alone, *notes), tuple(lines))
 
 
 def _build(
-    disk: Disk, config: Config, folder: RepairFolder, plan: RepairPlan, progress: Progress, deadline: float
+    disk: Disk, config: Config, folder: RepairFolder, plan: RepairPlan, progress: ProgressReporter, deadline: float
 ) -> list[BuiltRange]:
     # The first ranges of the plan, as many as there is time for.
     sizes = [min(one.end, plan.ends_at) - one.begin + one.keys * _ENTRY_SIZE for one in plan.ranges]

@@ -136,7 +136,7 @@ class _Publisher:
     async def connect(self, stop: asyncio.Event) -> None:
         """One connection from its begin to its end."""
         password = await asyncio.to_thread(read_password, self._config.mqtt_password_file)
-        client = Client(self._config, self._client_id, f"{self._root}/status", password)
+        client = MqttClient(self._config, self._client_id, f"{self._root}/status", password)
         try:
             await _first_of(client.__aenter__(), stop.wait())
             if stop.is_set():
@@ -151,7 +151,7 @@ class _Publisher:
         finally:
             client.cut()
 
-    async def _publish(self, client: Client) -> None:
+    async def _publish(self, client: MqttClient) -> None:
         await client.send(f"{self._root}/status", ONLINE, retain=True)
         await self._send_state(client)
         await self._send_events(client)
@@ -166,12 +166,12 @@ class _Publisher:
             await self._send_events(client)
             await asyncio.sleep(_TICK_SECONDS)
 
-    async def _send_state(self, client: Client) -> None:
+    async def _send_state(self, client: MqttClient) -> None:
         shown = self._worth_a_state()
         await client.send(f"{self._root}/state", payload(self._status.row()), retain=True)
         self._shown = shown, time.monotonic()
 
-    async def _send_events(self, client: Client) -> None:
+    async def _send_events(self, client: MqttClient) -> None:
         while waiting := self._waiting():
             event = waiting[0]
             await client.send(f"{self._root}/event/{topic_level(event.kind)}", event_payload(event, self._about))
@@ -202,7 +202,7 @@ async def _first_of(*steps: Coroutine[Any, Any, object]) -> None:
             raise outcome
 
 
-class Client(aiomqtt.Client):
+class MqttClient(aiomqtt.Client):
     """One connection. The package takes a refusal for a yes: here that is an MqttError, as is what nobody asked for."""
 
     def __init__(self, config: MqttConfig, client_id: str, status_topic: str, password: str | None) -> None:

@@ -25,7 +25,7 @@ from indexd.recovery.open import Opened, reader_options
 from indexd.service.around import DiskWatermark, Scrubbing
 from indexd.service.instance import Instance, StageLiveness, take_over
 from indexd.service.log import Logger
-from indexd.service.state import DaemonState, EventReporter, Watch, write_state
+from indexd.service.state import DaemonState, DirectoryWatch, EventReporter, write_state
 from indexd.storage.page_cache import take_lowest_priority
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Daemon:
     def __init__(self, instance: Instance, opened: Opened) -> None:
         self._instance, self._board, self._notifier = instance, instance.board, instance.notifier
         self.pipeline, self.reader = opened.pipeline, opened.reader
-        self._watch = Watch(instance.disk, instance.files, instance.lock, opened.pipeline.frontier)
+        self._watch = DirectoryWatch(instance.disk, instance.files, instance.lock, opened.pipeline.frontier)
         self.queue = DispatchQueue(instance.config.queue.queue_rows, instance.config.queue.queue_bytes)
         self.reput = ReputState()
         self._tell = EventReporter(lambda: instance.log)

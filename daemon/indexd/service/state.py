@@ -313,7 +313,7 @@ M = TypeVar("M")
 _LOOKS = 16
 
 
-class Watch:
+class DirectoryWatch:
     """Looks once a drain, in the building thread, when nothing is being written. Raises DiskError and BusyError."""
 
     def __init__(self, disk: Disk, files: DataFiles, lock: DirectoryLock, frontier: Frontier) -> None:

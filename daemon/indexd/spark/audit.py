@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from indexd.audit import AuditOptions, AuditPlan, AuditReport, AuditTask, Part, audit_task, plan_audit, run_audit
+from indexd.audit import AuditOptions, AuditPlan, AuditReport, AuditTask, TaskResult, audit_task, plan_audit, run_audit
 from indexd.config import Config
 from indexd.spark.session import slots
 from indexd.spark.tasks import run_tasks
@@ -41,10 +41,10 @@ def audit_on_spark(
         size = (plan.log_end - plan.log_begin) // (2 * at_once)
         return plan_audit(disk, config, size=max(size, config.store.segment_size))
 
-    def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
+    def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, TaskResult], None]) -> list[TaskResult]:
         # What is to be kept comes back wave by wave: a job that is interrupted loses one of them.
         step = max(len(tasks) if options.kept is None else _TASKS_PER_WAVE * at_once, 1)
-        parts: list[Part] = []
+        parts: list[TaskResult] = []
         done, total = 0, sum(task.size for task in tasks)
         for first in range(0, len(tasks), step):
             wave = list(tasks[first : first + step])
@@ -64,5 +64,5 @@ def _tell(progress: Report, before: int, total: int, done: int, _: int) -> None:
     progress(before + done, total)
 
 
-def _run(task: AuditTask, config: Config) -> Part:
+def _run(task: AuditTask, config: Config) -> TaskResult:
     return audit_task(task, disk_for(config), config)

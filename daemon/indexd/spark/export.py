@@ -27,7 +27,7 @@ from indexd.recovery.open import check_store
 from indexd.spark.source.columns import DEFAULT_COLUMNS, SCHEMA_VERSION, spark_schema
 from indexd.spark.source.log_end import LogEnd
 from indexd.spark.source.options import begin_of_time, with_known_segment_size
-from indexd.spark.source.rows import Keep, read_rows
+from indexd.spark.source.rows import RowFilter, read_rows
 from indexd.spark.splits import Split
 from indexd.spark.tasks import ENGINE_ERRORS, Report, is_connect, is_local, run_job, task_frame
 from indexd.storage.disk import Disk
@@ -188,7 +188,7 @@ def _write(
 
     topics, columns, by = sorted(request.topics or ()), request.written_columns, request.partition_by
     last = None if request.end is None else request.end + 1
-    work = partial(read_rows, config, request.read_columns, Keep(request.topics, request.begin, last))
+    work = partial(read_rows, config, request.read_columns, RowFilter(request.topics, request.begin, last))
     frame: DataFrame = task_frame(spark, work, splits, spark_schema(request.read_columns))
     seen = Observation()
     counts = [functions.count_if(functions.col("topic") == topic).alias(str(at)) for at, topic in enumerate(topics)]

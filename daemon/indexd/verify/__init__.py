@@ -4,6 +4,6 @@
 ``scrub``    all files once more while the daemon runs, for what the disk has changed
 """
 
-from indexd.verify.whole import Report, verify
+from indexd.verify.whole import VerifyReport, verify
 
-__all__ = ["Report", "verify"]
+__all__ = ["VerifyReport", "verify"]

@@ -31,7 +31,7 @@ from indexd.findings import Findings
 from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint, Uncovered
 from indexd.flush.pipeline import all_outputs
 from indexd.index.format import FLAVOURS, HEADER_SIZE
-from indexd.output import CheckScope, Condition, Output, Progress
+from indexd.output import CheckScope, Condition, Output, ProgressReporter
 from indexd.query.source import check_as_built, find_behind, known_frontier, read_state
 from indexd.recovery.log_range import LogRange, Rows
 from indexd.recovery.open import frame_size_max
@@ -51,7 +51,7 @@ SECONDARY: tuple[type[QueueFindings] | type[SparseFindings], ...] = (QueueFindin
 
 
 @dataclass(frozen=True, slots=True)
-class StoreState:
+class DataOwner:
     """``owner`` holds the lock; while it ``is_opening``, recovery may be at work.
 
     ``is_unclean``: no one holds the lock, and the last one who did was killed.
@@ -88,12 +88,12 @@ class StoreState:
         return []
 
 
-def look(disk: Disk, files: DataFiles) -> StoreState:
+def look(disk: Disk, files: DataFiles) -> DataOwner:
     """What stands there now. Raises UsageError without a frontier, CorruptDataError for one that cannot be read."""
     owner = owner_pid(files.lock)
     unclean = owner is None and disk.exists(files.abort)
     frontier = known_frontier(disk, files)
-    return StoreState(frontier, owner, owner is not None and not _is_building(disk, files, owner), unclean)
+    return DataOwner(frontier, owner, owner is not None and not _is_building(disk, files, owner), unclean)
 
 
 def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
@@ -103,7 +103,7 @@ def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
 
 
 @dataclass(slots=True)
-class Compared:
+class ComparedTotals:
     """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words)."""
 
     messages: int = 0
@@ -114,7 +114,7 @@ class Compared:
 
 
 @dataclass(slots=True)
-class Report:
+class VerifyReport:
     """``findings`` are what does not hold; ``notes`` what was not asked, and why. ``bytes`` are those of the files.
 
     ``units`` of ``queues``, and ``segments`` with sparse indexes.
@@ -129,7 +129,7 @@ class Report:
     units: int = 0
     segments: int = 0
     seconds: float = 0.0
-    compared: Compared | None = None
+    compared: ComparedTotals | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The summary: the last line of ``--json``."""
@@ -158,7 +158,7 @@ class Report:
         return row
 
 
-def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int, int], None]) -> Report:
+def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int, int], None]) -> VerifyReport:
     """Read everything again; ``on_progress`` gets (bytes done, bytes in all). Raises IndexdError where it cannot."""
     started = time.monotonic()
     files = DataFiles(config.store.data)
@@ -167,7 +167,7 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int
     outputs = [output for output, _ in all_outputs(config, disk, files.data)]
     held, total = state.frontier.outputs, state.frontier.phy_offset - state.frontier.begin_offset if deep else 0
     total += sum(output.totals(held[output.name])["bytes"] for output in outputs if output.name in held)
-    report, progress = Report(), Progress(on_progress, total)
+    report, progress = VerifyReport(), ProgressReporter(on_progress, total)
     state = _check_outputs(config, disk, files, outputs, state, report, progress)
     report.notes += state.notes()
     if deep and report.findings.counts["frontier"]:
@@ -199,10 +199,10 @@ def _check_outputs(
     disk: Disk,
     files: DataFiles,
     outputs: Sequence[Output[Any]],
-    state: StoreState,
-    report: Report,
+    state: DataOwner,
+    report: VerifyReport,
     on_bytes: Callable[[int], None],
-) -> StoreState:
+) -> DataOwner:
     # Each output's own check, whose state may change meanwhile; the state that the report describes.
     scope = CheckScope(Condition.AT_REST, True, on_bytes, log_begin=partial(_log_begin, config, disk))
     for left in reversed(range(_LOOKS)):
@@ -229,7 +229,7 @@ def _check_outputs(
 
 
 def _check_once(
-    disk: Disk, files: DataFiles, outputs: Sequence[Output[Any]], state: StoreState, scope: CheckScope
+    disk: Disk, files: DataFiles, outputs: Sequence[Output[Any]], state: DataOwner, scope: CheckScope
 ) -> Findings:
     found, frontier = Findings(), state.frontier
     layout, segment_size = frontier.layout, frontier.segment_size
@@ -298,7 +298,7 @@ def check_frontier(frontier: Frontier) -> list[str]:
     return found
 
 
-def _checkpoint_problem(disk: Disk, files: DataFiles, state: StoreState) -> str | None:
+def _checkpoint_problem(disk: Disk, files: DataFiles, state: DataOwner) -> str | None:
     """What is wrong with the checkpoint beside the frontier: it is the same after a clean stop, else never older."""
     if not disk.exists(files.checkpoint):
         return "it is missing"
@@ -323,8 +323,8 @@ class DeepComparison:
     ``config`` is that of the data directory. ``findings`` name the files that do not hold by themselves already.
     """
 
-    def __init__(self, config: Config, disk: Disk, state: StoreState, findings: Findings) -> None:
-        self.compared, self._config = Compared(), config
+    def __init__(self, config: Config, disk: Disk, state: DataOwner, findings: Findings) -> None:
+        self.compared, self._config = ComparedTotals(), config
         self._disk, self._files = disk, DataFiles(config.store.data)
         self._frontier, self._findings = state.frontier, findings
         frontier, incomparable = state.frontier, ""
@@ -353,7 +353,7 @@ class DeepComparison:
         if begin is None:
             self._say("the log has no segments")
 
-    def run(self, on_bytes: Callable[[int], None]) -> Compared:
+    def run(self, on_bytes: Callable[[int], None]) -> ComparedTotals:
         """To the frontier's physical offset, or to where the log ends."""
         frontier, compared, done = self._frontier, self.compared, self._start
         if self._start > frontier.begin_offset:

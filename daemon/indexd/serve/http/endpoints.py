@@ -22,7 +22,7 @@ from indexd import __version__
 from indexd.errors import UsageError
 from indexd.query import QUESTIONS, Data, NotFound
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByUniqueKey, Count, Question, Whole, make_question
-from indexd.query.source import Look, OpenIndexFile, topics_of
+from indexd.query.source import IndexSnapshot, OpenIndexFile, topics_of
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.events import Event
 from indexd.serve.http import answers
@@ -108,7 +108,7 @@ class TopicsBegin(NoParameters):
     max: Annotated[Whole, _MAX] = Field(50, description="Most topics of the answer")
 
 
-class Since(NoParameters):
+class EventsParameters(NoParameters):
     """Which events."""
 
     since: Count = Field(0, description="Only events behind this number")
@@ -303,7 +303,7 @@ def _index_files(data: Data) -> Row:
     return {"indexFiles": rows[::-1], "coverage": coverage_row(look.coverage)}
 
 
-def _file_row(found: OpenIndexFile, look: Look) -> Row:
+def _file_row(found: OpenIndexFile, look: IndexSnapshot) -> Row:
     header, layout = found.reader.header(), look.layout
     return {
         "name": found.reader.file.path.name,
@@ -349,8 +349,8 @@ def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
         """Where the daemon stands: what ``indexd status --json`` shows."""
         return json_response(to_json(status.row()))
 
-    @api.get("/api/v1/events", "What happened lately", query=Since)
-    async def events(_: Request, asked: Since) -> Response:
+    @api.get("/api/v1/events", "What happened lately", query=EventsParameters)
+    async def events(_: Request, asked: EventsParameters) -> Response:
         """Events are numbered from 1 in each life of the daemon (``bootId``); the last thousand are kept."""
         rows = [event_row(event) for event in status.events.since(asked.since)]
         return json_response(to_json({"bootId": status.boot_id, "last": status.events.last, "events": rows}))

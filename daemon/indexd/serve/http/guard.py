@@ -116,7 +116,7 @@ def problem_of(error: Exception) -> ProblemError:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class HttpAccess:
     """Read once at the start. ``is_local``: it listens to this machine alone, and needs no token.
 
     ``is_open``: it listens to others too, who need no token, or whose tokens and answers anybody on the way may read.
@@ -148,7 +148,7 @@ class Access:
             return False
 
 
-def read_access(config: Config) -> Access:
+def read_access(config: Config) -> HttpAccess:
     """UsageError if token or certificate cannot be used."""
     http = config.http
     token = None if http.http_token_file is None else read_token(http.http_token_file)
@@ -157,7 +157,7 @@ def read_access(config: Config) -> Access:
         tls = read_tls(http.http_tls_cert, http.http_tls_key)
     is_near = http.http != OFF and is_loopback(split_address(http.http)[0])
     is_open = http.http != OFF and not is_near and (token is None or tls is None)
-    return Access(token, tls, token is None and is_near, is_open)
+    return HttpAccess(token, tls, token is None and is_near, is_open)
 
 
 def read_token(path: Path) -> bytes:
@@ -169,7 +169,7 @@ def read_token(path: Path) -> bytes:
 class Guard:
     """ASGI middleware. Every request ends in an answer, and everything that is none is a problem+json."""
 
-    def __init__(self, app: ASGIApp, access: Access, log: Any) -> None:
+    def __init__(self, app: ASGIApp, access: HttpAccess, log: Any) -> None:
         self._app, self._access, self._log = app, access, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

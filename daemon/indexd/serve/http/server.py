@@ -30,7 +30,7 @@ from indexd.errors import IndexdError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.answers import json_response
 from indexd.serve.http.endpoints import Api, add_figures, add_files, add_messages
-from indexd.serve.http.guard import Access, Guard, ProblemError, problem_of, read_access
+from indexd.serve.http.guard import Guard, HttpAccess, ProblemError, problem_of, read_access
 from indexd.serve.queries import NotAnsweredError, Queries
 from indexd.serve.web.page import ASSETS, SearchForm, answer_to, asset, problem_section, render_page
 
@@ -54,7 +54,7 @@ _HEADERS = {"content-security-policy": _POLICY}
 
 
 def create_app(
-    config: Config, status: DaemonStatus, queries: Queries, access: Access, log: Any, stop: asyncio.Event
+    config: Config, status: DaemonStatus, queries: Queries, access: HttpAccess, log: Any, stop: asyncio.Event
 ) -> ASGIApp:
     """The application; streams end when ``stop`` is set. ``queries`` are the caller's to close."""
     api, body_max = Api(), config.http.http_body_max
@@ -97,7 +97,7 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noq
     raise ProblemError(404, "not-found", "there is nothing under this path")
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """uvicorn's protocol for one client, with bounds: what is no request in time or in size is cut off."""
 
     def __init__(self, most: int, *args: Any, **named: Any) -> None:
@@ -162,7 +162,7 @@ async def serve_http(
     settings = uvicorn.Config(
         app, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=_IDLE_SECONDS
     )
-    make = partial(Connection, config.http.http_connections_max, settings, state, {})
+    make = partial(HttpConnection, config.http.http_connections_max, settings, state, {})
     handshake = None if access.tls is None else _HANDSHAKE_SECONDS
     server = await loop.create_server(make, sock=listening.dup(), ssl=access.tls, ssl_handshake_timeout=handshake)
     try:

@@ -52,7 +52,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class RemotingAccess:
     """Read once at the start. ``networks``: whose clients are answered; none of them: all.
 
     ``is_open``: others than this machine reach it, and neither networks nor TLS with signatures keep anybody out.
@@ -80,7 +80,7 @@ class Access:
         return None if self.credentials is None else self.credentials.refusal(command)
 
 
-def read_access(config: Config) -> Access:
+def read_access(config: Config) -> RemotingAccess:
     """UsageError if the secret key or the certificate cannot be used."""
     remoting = config.remoting
     tls = credentials = None
@@ -94,7 +94,7 @@ def read_access(config: Config) -> Access:
     is_near = remoting.remoting == OFF or is_loopback(split_address(remoting.remoting)[0])
     is_narrow = bool(remoting.remoting_allow) and all(network.prefixlen for network in remoting.remoting_allow)
     is_guarded = tls is not None and credentials is not None
-    return Access(tls, credentials, remoting.remoting_allow, not (is_near or is_narrow or is_guarded))
+    return RemotingAccess(tls, credentials, remoting.remoting_allow, not (is_near or is_narrow or is_guarded))
 
 
 def _is_same(given: str, known: str) -> bool:

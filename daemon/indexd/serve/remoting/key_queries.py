@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from indexd.errors import IndexdError
 from indexd.query import QueryIndex
-from indexd.query.source import OPEN_FILES_MAX, Look, OpenIndexFile
+from indexd.query.source import OPEN_FILES_MAX, IndexSnapshot, OpenIndexFile
 from indexd.serve.queries import FOUND, Queries
 from indexd.serve.remoting import key_queries_kernel as kernel
 from indexd.serve.remoting.command import (
@@ -58,7 +58,7 @@ class IndexTables:
 
     def __init__(self, index: QueryIndex) -> None:
         self._index = index
-        self._look: Look | None = None
+        self._look: IndexSnapshot | None = None
         self._files_opened = self._segments_opened = -1
         self._files: Array = np.zeros(0, dtype=np.int64)
         self._headers: Array = self._files
@@ -83,7 +83,7 @@ class IndexTables:
             return None
         return self._files, self._headers, self._segments, self._sizes, self._places, self.buffer
 
-    def _list_index_files(self, look: Look) -> None:
+    def _list_index_files(self, look: IndexSnapshot) -> None:
         index, self._look = self._index, None
         opened = list(index.newest_first(look))
         self._files = np.array([found.reader.file.fileno() for found in opened], dtype=np.int64)

@@ -24,7 +24,7 @@ from indexd.query.broker_message import FoundFrames
 from indexd.query.source import topics_of
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
-from indexd.serve.remoting.access import Access
+from indexd.serve.remoting.access import RemotingAccess
 from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode, last_update_fields
 from indexd.serve.remoting.key_queries import KeyQueries
 from indexd.serve.remoting.routes import (
@@ -287,7 +287,7 @@ class RemotingProcessor:
         config: Config,
         board: DaemonStatus,
         log: Any,
-        access: Access,
+        access: RemotingAccess,
         queries: Queries,
         patience: Patience | None = None,
     ) -> None:

@@ -22,7 +22,7 @@ from typing import Any, cast
 from indexd.config import Config
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import Queries
-from indexd.serve.remoting.access import Access, read_access
+from indexd.serve.remoting.access import RemotingAccess, read_access
 from indexd.serve.remoting.command import (
     REQUEST_NAMES,
     FrameError,
@@ -149,7 +149,7 @@ class RemotingCounts:
         }
 
 
-class Connection(asyncio.Protocol):
+class RemotingConnection(asyncio.Protocol):
     """One client: frames in, answers out. An ``upstream.Client`` for the processor."""
 
     _transport: asyncio.Transport
@@ -371,7 +371,7 @@ class RemotingServer:
         log: Any,
         listening: socket.socket,
         processor: RemotingProcessor,
-        access: Access,
+        access: RemotingAccess,
         limits: Limits | None = None,
     ) -> None:
         remoting = config.remoting
@@ -380,7 +380,7 @@ class RemotingServer:
         self.counts, self.log = RemotingCounts(), RateLimitedLog(log)
         #: Those that are open or hold something, and what they hold together: requests, unfinished or under way, and
         #: answers that were not taken.
-        self.connections: set[Connection] = set()
+        self.connections: set[RemotingConnection] = set()
         self.held = 0
         self.frame_max, self.idle_seconds = remoting.remoting_frame_max, remoting.remoting_idle_timeout
         self.under_way_max = self.limits.under_way_upstream
@@ -416,7 +416,7 @@ class RemotingServer:
         row = {**self.counts.row(self._address), "upstream": None if forwarder is None else forwarder.row()}
         self._board.outlets["remoting"] = lambda: row
 
-    def hold(self, connection: Connection, size: int) -> None:
+    def hold(self, connection: RemotingConnection, size: int) -> None:
         """It holds so many bytes now. Over budget, those that hold most are closed until a quarter of it is free."""
         has_grown = size > connection.held and not connection.is_closed
         self.held += size - connection.held
@@ -473,7 +473,7 @@ class RemotingServer:
         return None
 
     async def _open(self, peer: socket.socket, name: str) -> None:
-        connection, tls = Connection(self, name, address_of(*peer.getsockname()[:2])), self._access.tls
+        connection, tls = RemotingConnection(self, name, address_of(*peer.getsockname()[:2])), self._access.tls
         connection.gone.add_done_callback(lambda _: self._release(connection))
         seconds = self.limits.handshake_seconds, _SHUTDOWN_SECONDS
         times = {} if tls is None else {"ssl_handshake_timeout": seconds[0], "ssl_shutdown_timeout": seconds[1]}
@@ -485,7 +485,7 @@ class RemotingServer:
                 self.counts.refused["tls"] += tls is not None
                 connection.gone.set_result(None)
 
-    def _release(self, connection: Connection) -> None:
+    def _release(self, connection: RemotingConnection) -> None:
         self.counts.connections -= 1
         self.hold(connection, connection.held)
 

@@ -30,7 +30,7 @@ from typing import Any
 from indexd import __version__
 from indexd.commitlog.lookup import Evidence, FrameReader, thinned
 from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands
+from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, TailState, ask_what_stands
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
@@ -83,7 +83,7 @@ def evidence_of(runs: Sequence[Run], segment_size: int) -> tuple[Evidence, ...]:
     return thinned(points, points[-1].phy_offset, bases)
 
 
-def uncovered_of(runs: Sequence[Run], stand: Stand = AT_FIRST) -> tuple[Uncovered, ...]:
+def uncovered_of(runs: Sequence[Run], stand: TailState = AT_FIRST) -> tuple[Uncovered, ...]:
     """What was passed over and what nobody can prove, as one process writes it down."""
     gaps: tuple[Uncovered, ...] = ()
     for run in runs:
@@ -96,7 +96,7 @@ def uncovered_of(runs: Sequence[Run], stand: Stand = AT_FIRST) -> tuple[Uncovere
     return gaps
 
 
-def stand_behind(runs: Sequence[Run], segment_size: int) -> Stand:
+def stand_behind(runs: Sequence[Run], segment_size: int) -> TailState:
     """What one process knows of suspects at the end: those before the last segment that is in use are none."""
     newest = runs[-1].split.begin // segment_size if runs else 0
     stand = AT_FIRST
@@ -104,13 +104,13 @@ def stand_behind(runs: Sequence[Run], segment_size: int) -> Stand:
         if run.first_offset is None:
             continue
         if run.split.begin // segment_size < newest:
-            stand = Stand(run.last_timestamp)
+            stand = TailState(run.last_timestamp)
         else:
             stand = stand.after(run.first_offset, run.stand)
             passed = [gap.end for gap in run.skipped if not gap.is_expired]
             if passed:
                 first = passed[0] if stand.unproven_from is None else min(passed[0], stand.unproven_from)
-                stand = Stand(UNREADABLE_TIMESTAMP, first)
+                stand = TailState(UNREADABLE_TIMESTAMP, first)
     return stand
 
 
@@ -178,7 +178,7 @@ class _Rebuild:
         stand = stand_behind(runs, segment_size)
         if self._vouched is not None:
             last = next((run.last_timestamp for run in reversed(runs) if run.first_offset is not None), NEVER)
-            stand = Stand(last if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
+            stand = TailState(last if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
         frontier = replace(
             fresh_frontier(config, self._store).with_outputs(**marks),
             begin_offset=begin,

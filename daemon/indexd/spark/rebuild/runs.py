@@ -31,7 +31,7 @@ from indexd.commitlog.kernel import Columns
 from indexd.commitlog.lookup import Evidence
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import AT_FIRST, NEVER, Stand, stand_of
+from indexd.commitlog.tail import AT_FIRST, NEVER, TailState, stand_of
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError
 from indexd.flush.watch import LogChangeDetector
@@ -85,7 +85,7 @@ class Run:
     #: Where the first message begins, None without one; of the last, ms; what all of them by themselves come to.
     first_offset: int | None = None
     last_timestamp: int = NEVER
-    stand: Stand = AT_FIRST
+    stand: TailState = AT_FIRST
     ends_log: bool = False
     skipped: list[Skipped] = field(default_factory=list)
     unreadable: Corrupt | None = None

@@ -88,12 +88,12 @@ def _read(
     options: SourceOptions, columns: tuple[str, ...], schema: StructType, split: Split | None
 ) -> Iterator[pa.RecordBatch]:
     # In a worker: all rows of a split, in the schema that was asked for, or an error.
-    from indexd.spark.source.rows import Keep, read_rows  # noqa: PLC0415 - numba: planning does without
+    from indexd.spark.source.rows import RowFilter, read_rows  # noqa: PLC0415 - numba: planning does without
     from indexd.spark.tasks import quiet_gc  # noqa: PLC0415 - the same
 
     if split is None:
         return
-    keep = Keep(options.topics, options.start_time, options.end_time)
+    keep = RowFilter(options.topics, options.start_time, options.end_time)
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in read_rows(options.config, columns, keep, split):
         cast = [column.cast(field.type) for column, field in zip(batch.columns, wanted, strict=True)]

@@ -50,7 +50,7 @@ _HEX = np.frombuffer(bytes(range(256)).hex().upper().encode(), dtype=np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class RowFilter:
     """Which messages are kept: of these topics, stored in ``[start_time, end_time)`` ms; None sets no bound."""
 
     topics: frozenset[str] | None = None
@@ -69,7 +69,7 @@ class RowReader:
         config: Config,
         split: Split,
         columns: Sequence[str] = DEFAULT_COLUMNS,
-        keep: Keep | None = None,
+        keep: RowFilter | None = None,
     ) -> None:
         self.schema = arrow_schema(columns)
         # Rows need the columns of a queue whatever is built, and key hashes the less, the fewer a flavour has.
@@ -77,7 +77,7 @@ class RowReader:
         index = config.index.model_copy(update={"flavour": "3.x"})
         self.split_reader = SplitReader(disk, config.model_copy(update={"outputs": outputs, "index": index}), split)
         self.skipped_bytes = 0
-        self._keep = keep or Keep()
+        self._keep = keep or RowFilter()
         self._looks_at_frames = not _WITHOUT_FRAMES.issuperset(columns)
         #: The table of topics that was met last, its names, and which of them are kept.
         self._table: TopicTable | None = None
@@ -132,7 +132,7 @@ class RowReader:
         return pa.RecordBatch.from_arrays([arrays[name] for name in wanted], schema=self.schema)
 
 
-def read_rows(config: Config, columns: Sequence[str], keep: Keep, split: Split) -> Iterator[pa.RecordBatch]:
+def read_rows(config: Config, columns: Sequence[str], keep: RowFilter, split: Split) -> Iterator[pa.RecordBatch]:
     """All rows of a split. DisturbedError if it has not been read to its end: the rows may be others by now."""
     reader = RowReader(disk_for(config), config, split, columns, keep)
     yield from reader
