@@ -132,7 +132,7 @@ class KeyQueries:
         began = time.perf_counter()
         try:
             found = self._queries.ask_compiled(lambda compiled: self._answer(compiled, data))
-        except WouldWaitError:
+        except (WouldWaitError, IndexdError):  # the plain way waits, or says what is wrong
             return None
         self._queries.count(FOUND, began, found.requests)
         return found
