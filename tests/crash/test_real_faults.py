@@ -513,7 +513,7 @@ def asked(segment_size: int = SEGMENT_SIZE, slots: int = HASH_SLOT_NUM, entries:
         (asked(slots=501), ["hash_slot_num 500", "501", "another --data"]),
         (asked(entries=4001), ["index_num 4000", "4001", "another --data"]),
         # The log itself does not fit, which is seen first.
-        (asked(segment_size=2 * SEGMENT_SIZE), ["has 262144 bytes", "524288", "give --segment-size 262144"]),
+        (asked(segment_size=2 * SEGMENT_SIZE), ["has 262144 bytes", "524288", "give the broker's own --segment-size"]),
         ((*SIZES, "--flavour", "4.7"), ["flavour 5.4", "4.7", "another --data"]),
         ((*SIZES, "--sparse-interval", "1001"), ["was built with sparse_interval 4096, and now 1001 is asked for"]),
         ((*SIZES[:-1], "1220"), ["was built with consume_queue_file_size 1200, and now 1220 is asked for"]),
