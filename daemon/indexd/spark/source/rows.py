@@ -2,7 +2,7 @@
 
 Which message stands where comes from the reader's own DispatchBatch, and with it every column it has. Only when others
 are asked for are the frames looked at once more, and only the rows that are kept: kernels find where their parts stand,
-and Arrow copies them.
+and copy them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ OF_BATCH = {
 _WITHOUT_FRAMES = frozenset({*OF_BATCH, "topic", "transactionType"})
 _TRANSACTION_TYPES = texts(["none", "prepared", "commit", "rollback"])
 _PAIR_TYPE = pa.struct([PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field])
+# More names of properties than bits of a number that may be added up.
+_NAMES_MAX = 48
 # A byte as two hexadecimal digits.
 _HEX = np.frombuffer(bytes(range(256)).hex().upper().encode(), dtype=np.uint16)
 
@@ -225,10 +227,12 @@ class Frames:
 
     def _all_properties(self) -> pa.Array:
         starts, rows, names, values = self._pairs
-        codes = names.dictionary_encode().indices.to_numpy()
-        pairs = rows << 32 | codes
-        if len(firsts := np.unique(pairs, return_index=True)[1]) < len(pairs):
+        encoded = names.dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        if _has_repeats(codes.astype(np.int64), starts, len(encoded.dictionary)):
             # Of two of one name the last value, in the place of the first.
+            pairs = rows << 32 | codes
+            firsts = np.unique(pairs, return_index=True)[1]
             lasts = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
             order = np.argsort(firsts)
             starts = np.searchsorted(firsts[order], starts)
@@ -237,13 +241,24 @@ class Frames:
         return _nested(PROPERTIES_TYPE, starts, pairs)
 
 
+def _has_repeats(codes: Int64s, starts: Int64s, names: int) -> bool:
+    # Whether a row may have a name twice: a bit for each name, and their sum is more than all of them together. Rows
+    # have less than 2^14 properties, so no sum leaves 64 bits.
+    if names > _NAMES_MAX or not len(codes):
+        return names > _NAMES_MAX
+    bits, begins = np.int64(1) << codes, starts[:-1][np.diff(starts) > 0]
+    return bool((np.add.reduceat(bits, begins) != np.bitwise_or.reduceat(bits, begins)).any())
+
+
 def _parts(data: Bytes, starts: Int64s, ends: Int64s) -> pa.Array:
-    # What stands between each start and end, copied; in order, one behind the other.
-    offsets = np.stack((starts, ends), axis=1).astype(np.int32)
-    every = pa.Array.from_buffers(
-        pa.binary(), max(offsets.size - 1, 0), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-    return every.take(numbers(np.arange(0, offsets.size, 2)))
+    # What stands between each start and end, copied.
+    offsets = np.zeros(len(starts) + 1, dtype=np.int32)
+    np.cumsum(ends - starts, dtype=np.int32, out=offsets[1:])
+    # Arrow's own memory, which it uses again; fresh pages of the kernel's would have to be zeroed first.
+    found = pa.allocate_buffer(int(offsets[-1]) + kernel.SLACK)
+    kernel.gather(data, starts, ends, np.frombuffer(found, dtype=np.uint8))
+    buffers = [None, pa.py_buffer(offsets), found.slice(0, int(offsets[-1]))]
+    return pa.Array.from_buffers(pa.binary(), len(starts), buffers)
 
 
 def _texts(data: Bytes, starts: Int64s, ends: Int64s) -> pa.Array:

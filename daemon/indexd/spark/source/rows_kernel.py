@@ -1,4 +1,4 @@
-"""Finds where the parts of messages stand in frames.
+"""Finds where the parts of messages stand in frames, and copies many parts one behind the other.
 
 ``locate`` looks into frames that a decoder has accepted, read a second time: so it trusts none of them, and says when
 one is another now. Every position is uint64, as in ``commitlog.bytes_kernel``.
@@ -10,8 +10,11 @@ import numba
 import numpy as np
 
 from indexd.commitlog import format as frame
-from indexd.commitlog.bytes_kernel import find_byte, load_u32, load_u64
+from indexd.commitlog.bytes_kernel import find_byte, load_u32, load_u64, load_word
 from indexd.commitlog.kernel import store_timestamp_at, walk
+
+#: What ``gather`` may write too much.
+SLACK = 8
 
 _0, _1, _2, _4, _8, _28, _36, _56 = (np.uint64(number) for number in (0, 1, 2, 4, 8, 28, 36, 56))
 _HOST_V6 = np.uint64(20)
@@ -64,3 +67,26 @@ def locate_pairs(frames, starts, ends, places, row_starts):  # type: ignore[no-u
                 found += 1
             name = value_end + _1
         row_starts[row + 1] = found
+
+
+@numba.njit(nogil=True, cache=True)
+def gather(frames, starts, ends, data):  # type: ignore[no-untyped-def]
+    """``frames[starts[i]:ends[i]]`` one behind the other into ``data`` (uint8), which has room for SLACK more."""
+    at, last = _0, np.uint64(len(frames))
+    for i in range(len(starts)):
+        start, end = np.uint64(starts[i]), np.uint64(ends[i])
+        if end + _8 <= last:
+            # Whole words; what is copied too much is overwritten next.
+            for k in range(_0, end - start, _8):
+                _store_word(data, at + k, load_word(frames, start + k))
+        else:
+            for k in range(_0, end - start):
+                data[at + k] = frames[start + k]
+        at += end - start
+
+
+@numba.njit(nogil=True, forceinline=True)
+def _store_word(data, i, word):  # type: ignore[no-untyped-def]
+    # Eight bytes, the lowest first: one store once compiled.
+    for byte in range(_0, _8):
+        data[i + byte] = np.uint8(word >> (byte * _8) & np.uint64(0xFF))
