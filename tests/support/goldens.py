@@ -65,7 +65,9 @@ def unpack(name: str, tmp: Path) -> Golden:
     root = tmp / name
     if not root.exists():
         with tarfile.open(_ARCHIVES / f"{name}.tar.gz") as archive:
-            archive.extractall(tmp, filter="data")
+            # The argument ``filter`` came with Python 3.11.4.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(tmp)
     facts = json.loads((root / "golden.json").read_text("utf-8"))
     return Golden(
         name=name,

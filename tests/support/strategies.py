@@ -15,6 +15,8 @@ from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from indexd.index.format import IndexLayout
+
 BASE_TIME = 1_700_000_000_000  # epoch ms
 DELAY_TOPIC = "SCHEDULE_TOPIC_XXXX"
 #: Topic and key whose joined text has the Java hash -2**31, so key hash 0.
@@ -192,3 +194,20 @@ def queries(draw: st.DrawFn, samples: Sequence[Sample]) -> Query:
         end=times[1],
         index_type=draw(st.sampled_from([None, None, "K", "U", "T"])),
     )
+
+
+@st.composite
+def damages(draw: st.DrawFn, layout: IndexLayout, files: int, most: int) -> list[tuple[int, int, bytes]]:
+    """Up to ``most`` of (file number, position, bytes) for ``files`` index files: single bits, numbers, zeros."""
+    found = []
+    for _ in range(draw(st.integers(0, most))):
+        position = draw(st.integers(0, layout.file_size - 1))
+        data = draw(
+            st.one_of(
+                st.binary(min_size=1, max_size=4),
+                st.integers(0, 45).map(lambda number: number.to_bytes(4, "big")),
+                st.integers(1, 200).map(bytes),
+            )
+        )
+        found.append((draw(st.integers(0, files - 1)), position, data[: layout.file_size - position]))
+    return found

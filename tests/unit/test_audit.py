@@ -43,6 +43,7 @@ from support.goldens import GOLDENS, unpack
 from support.indexing_broker import Broker, checked
 from support.naive import naive_frames
 from support.small_log import SEGMENT_SIZE, write_log
+from support.strategies import damages
 from support.verifying import HASH, LAYOUT, PHY, PREV, TIME, change, change_entry, entry_of, set_slot
 
 
@@ -396,23 +397,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return many
 
 
-@st.composite
-def damages(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
-    """(file, position, bytes): single bits, whole numbers, stretches of zeros or of another part."""
-    found = []
-    for _ in range(draw(st.integers(1, 6))):
-        position = draw(st.integers(0, FILES.file_size - 1))
-        data = draw(
-            st.one_of(
-                st.binary(min_size=1, max_size=4),
-                st.integers(0, 45).map(lambda number: number.to_bytes(4, "big")),
-                st.integers(1, 200).map(bytes),
-            )
-        )
-        found.append((draw(st.integers(0, 2)), position, data[: FILES.file_size - position]))
-    return found
-
-
 def test_the_keys_that_are_missed_are_those_that_no_query_finds(many: Config) -> None:
     assert many.store.store is not None
     files = files_of(many)
@@ -421,7 +405,7 @@ def test_the_keys_that_are_missed_are_those_that_no_query_finds(many: Config) ->
     offsets = [frame.phy_offset for frame in naive_frames(many.store.store / "commitlog", SEGMENT)]
 
     @settings(max_examples=150)
-    @given(damages(), st.lists(st.sampled_from(offsets), max_size=4))
+    @given(damages(FILES, 3, 6), st.lists(st.sampled_from(offsets), max_size=4))
     def check(damage: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
         for path, data in zip(files, before, strict=False):
             path.write_bytes(data)

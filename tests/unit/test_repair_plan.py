@@ -44,6 +44,7 @@ from support.repairing import (
     write,
 )
 from support.small_log import SEGMENT_SIZE, write_log
+from support.strategies import damages
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "straddling"])
@@ -330,23 +331,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-@st.composite
-def byte_damages(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
-    """(file, position, bytes): single bytes, whole numbers, zeros, parts of the entries."""
-    found = []
-    for _ in range(draw(st.integers(0, 3))):
-        position = draw(st.integers(0, RAGGED.file_size - 1))
-        data = draw(
-            st.one_of(
-                st.binary(min_size=1, max_size=4),
-                st.integers(0, 45).map(lambda number: number.to_bytes(4, "big")),
-                st.integers(1, 200).map(bytes),
-            )
-        )
-        found.append((draw(st.integers(0, 10)), position, data[: RAGGED.file_size - position]))
-    return found
-
-
 def test_every_key_is_found_once_after_a_repair(sound: Config) -> None:
     before = {path.name: path.read_bytes() for path in files_of(sound)}
     names, folder = list(before), files_of(sound)[0].parent
@@ -354,7 +338,7 @@ def test_every_key_is_found_once_after_a_repair(sound: Config) -> None:
 
     @settings(max_examples=25)
     @given(
-        byte_damages(),
+        damages(RAGGED, 11, 3),
         st.sets(st.sampled_from(names)),
         st.sampled_from([None, None, (0, 1), (3, 4), (8, 9), (2, 7)]),
         st.integers(0, 3),

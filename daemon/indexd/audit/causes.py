@@ -123,20 +123,19 @@ class CrashCost:
         """The same in words, one line as a rule."""
         (start, verb), files = _WHEN[self.when], counted(len(self.thrown), "index file")
         throws = f"{start} {verb} throw away {files} with {counted(self.keys, 'key')}"
-        again = f"build again what stands from log byte {self.dispatch_offset} on"
-        kinds = (
-            (not self.thrown, f"{start} {verb} throw away no index file"),
-            (
-                not self.is_index_written,
-                f"{throws}, and nothing {verb} build them again: indexing is off in broker.conf",
-            ),
-            (not self.lost_keys, f"{throws} and build all of them again from log byte {self.dispatch_offset} on"),
-            (True, f"{throws}, {again}, and {self.lost_keys:,} keys {verb} be lost"),
-        )
-        found = [next(words for holds, words in kinds if holds)]
+        found = []
         if not self.has_checkpoint:
             trusts = "there is no checkpoint: an unclean start trusts no index file, and reads the log from its begin"
-            found.insert(0, trusts)
+            found.append(trusts)
+        if not self.thrown:
+            found.append(f"{start} {verb} throw away no index file")
+        elif not self.is_index_written:
+            found.append(f"{throws}, and nothing {verb} build them again: indexing is off in broker.conf")
+        elif not self.lost_keys:
+            found.append(f"{throws} and build all of them again from log byte {self.dispatch_offset} on")
+        else:
+            again = f"build again what stands from log byte {self.dispatch_offset} on"
+            found.append(f"{throws}, {again}, and {self.lost_keys:,} keys {verb} be lost")
         if self.lost_keys and self.when == "next-start":
             found.append("indexd repair before that start keeps them: the checkpoint then vouches for these files")
         return found
