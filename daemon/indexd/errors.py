@@ -124,7 +124,7 @@ class DiskError(IndexdError):
         """It may go by itself or by an operator's hand, and trying again harms nothing.
 
         Whatever only looks may be tried again. What changes a file may be when nothing was changed for want of space,
-        right or descriptors. A failed fsync never: the kernel may have dropped what it could not write.
+        right, descriptors or a directory. A failed fsync never: the kernel may have dropped what it could not write.
         """
         return self.operation in _LOOKS or (not self.operation.startswith("fsync") and self.errno in _TRANSIENT)
 
@@ -151,6 +151,7 @@ _LOOKS = frozenset({"open", "read", "stat", "list"})
 _TRANSIENT = frozenset(
     {
         errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+        errno.ENOENT,
     }
 )  # fmt: skip
 

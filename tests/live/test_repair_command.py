@@ -366,7 +366,7 @@ def test_the_only_backup_is_kept_when_its_manifest_is_lost(config: Config, store
         assert (tree(store / name), index_of(store), index_of(store / name)) == (stamps, index, before)
 
 
-@pytest.mark.parametrize("names", [("my-notes", "index/keep"), ("manifest.tmp",), ("index/20260101000000000",)])
+@pytest.mark.parametrize("names", [("my-notes", "index/keep"), ("manifest.old",), ("index/20260101000000000",)])
 def test_a_folder_of_somebody_else_is_named_and_left(config: Config, store: Path, names: tuple[str, ...]) -> None:
     folder = store / "indexd-repair-20250101T000000Z"
     for name in names:

@@ -26,7 +26,7 @@ from indexd.storage.disk import Disk, DiskFile, Stamp
 from support.sim_inode import Change, Pair, SimDirectory, SimInode
 
 if TYPE_CHECKING:
-    from indexd.storage.disk import Buffer
+    from typing_extensions import Buffer
 
 
 #: The calls of Disk and DiskFile. ``create`` is open_write(create=True) and the temporary file of write_atomically.
@@ -82,13 +82,13 @@ class FaultMap:
     map       rule { ";" rule }                  blanks around a rule do not count, an empty map has no rule
     rule      operation [":" glob] ["#" n | "@all"] "=" fault
     operation one of OPERATIONS, or "*"
-    glob      matched from the right, as pathlib does: "frontier.*.tmp", "index/*"; "*" if it is left out
+    glob      matched from the right, as pathlib does: "frontier.tmp", "index/*"; "*" if it is left out
     n         the n-th call that fits, from 1; 1 if it is left out; "@all" is every one
     fault     an errno by name    the call fails with it
               short               of a pwrite: a part is written, then the disk is full
               crash, crash-after  the machine loses its power before the call, or right after it
 
-    pwrite:index/*#3=ENOSPC; fsync:frontier.*.tmp=EIO; rename:*#2=crash; pwrite:*#7=short; open_write:*@all=EMFILE
+    pwrite:index/*#3=ENOSPC; fsync:frontier.tmp=EIO; rename:*#2=crash; pwrite:*#7=short; open_write:*@all=EMFILE
     """
 
     def __init__(self, rules: tuple[Rule, ...] = ()) -> None:
@@ -266,7 +266,6 @@ class SimDisk(Disk):
         self.lives = 0
         self._is_dead = False
         self.ticks = count(2)  # inode numbers, and times of writing
-        self._words = count(1)
 
     def __repr__(self) -> str:
         return f"SimDisk({self.root}, operations={self.operations}, changes={self.changes}, lives={self.lives})"
@@ -301,7 +300,6 @@ class SimDisk(Disk):
         twin.rand.setstate(self.rand.getstate())
         twin._tree = deepcopy(self._tree)
         twin.ticks, twin.lives = copy(self.ticks), self.lives + 1
-        twin._words = copy(self._words)
         return twin
 
     def holds(self, path: Path) -> bool:
@@ -415,9 +413,6 @@ class SimDisk(Disk):
         with suppress(NotADirectoryError):
             return self._tree.find(self._names(path)) is not None
         return False
-
-    def random_word(self) -> str:
-        return f"{next(self._words):016x}"
 
     @simulated
     def rename(self, source: Path, target: Path) -> None:

@@ -409,7 +409,7 @@ def test_in_place_with_the_logs_owner_and_mode(partition: Path) -> None:
     log.chmod(0o640)
     if os.getuid() == 0:
         os.chown(log, 1234, 1235)
-    (partition / (INDEX + ".0123456789abcdef.tmp")).write_bytes(b"left behind by a crash")
+    (partition / (INDEX + ".tmp")).write_bytes(b"left behind by a crash")
     apply(partition, [(INDEX, None, None), (TIMES, None, bytes(120))])
     report = rebuild(partition, Disk(), interval=300)
     assert [row["changed"] for row in report.rows] == [True, False]

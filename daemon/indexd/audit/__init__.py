@@ -15,11 +15,12 @@ task of its own: one process goes through them in order, Spark through many at o
 """
 
 from indexd.audit.plan import AuditPlan, AuditTask, plan_audit
-from indexd.audit.report import AuditOptions, AuditReport, audit_here, join, run_audit
+from indexd.audit.report import SAMPLES, AuditOptions, AuditReport, audit_here, join, run_audit
 from indexd.audit.result import Audit, TaskResult
 from indexd.audit.task import audit_task, load_kernels
 
 __all__ = [
+    "SAMPLES",
     "Audit",
     "AuditOptions",
     "AuditPlan",

@@ -367,7 +367,7 @@ class AuditPlan:
 
 def is_live(store: Path) -> bool:
     """Whether a broker is at work, or may be: it locks STORE/lock, which is asked for and never taken. No copy is."""
-    return not isinstance(store, RemotePath) and look_at_lock(store / "lock", None).alive is not False
+    return not isinstance(store, RemotePath) and look_at_lock(store / "lock").alive is not False
 
 
 def plan_audit(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
 
 from indexd.cli.jobs import spark_session, uses_spark
 from indexd.cli.output import (
@@ -29,7 +30,7 @@ from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.load import check_outside
 from indexd.config.units import parse_count, parse_path, parse_seconds, printable
-from indexd.errors import UnsafeStoreError, UsageError
+from indexd.errors import UsageError
 from indexd.pages.wording import counted, show_size
 from indexd.storage.disk import Disk, OutputDisk
 from indexd.storage.names import absolute
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
-    text = "hold a broker's own index against its log, changing nothing"
-    parser = add_command(commands, "audit", [common], text, function=audit)
+    parser = add_command(
+        commands, "audit", [common], "hold a broker's own index against its log, changing nothing", function=audit
+    )
     parser.add_argument("--queues", action="store_true", help="hold the broker's ConsumeQueues against the log, too")
     parser.add_argument(
         "--samples",
@@ -57,8 +59,13 @@ def register(commands: Any, common: Parser) -> None:
         metavar="FILE",
         help="keep what is finished in FILE, and go on with it if it is there",
     )
-    text = "mend the index of a stopped broker: what is missing is built, checked, and exchanged in one step"
-    parser = add_command(commands, "repair", [common], text, function=repair)
+    parser = add_command(
+        commands,
+        "repair",
+        [common],
+        "mend the index of a stopped broker: what is missing is built, checked, and exchanged in one step",
+        function=repair,
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="say what it would do and how long, and change nothing")
     what.add_argument("--undo", action="store_true", help="put back the index that the newest repair replaced")
@@ -77,17 +84,17 @@ def audit(args: argparse.Namespace, config: Config) -> int:
 
     Raises UsageError for a FILE that cannot be written there, before anything is read.
     """
-    if args.report is not None and args.resume is not None and args.report.resolve() == args.resume.resolve():
+    places = {flag: path for flag, path in (("--report", args.report), ("--resume", args.resume)) if path is not None}
+    if len({path.resolve() for path in places.values()}) < len(places):
         raise UsageError(f"--report and --resume are the same file: {printable(str(args.report))}", "name two files")
-    _check_place(args.report, "--report", config)
-    _check_place(args.resume, "--resume", config)
+    for flag, path in places.items():
+        _check_place(path, flag, config)
     prepare_compiler()
-    from indexd.audit import AuditOptions, audit_here, load_kernels  # noqa: PLC0415 - loads numba, as those below
+    from indexd.audit import SAMPLES, AuditOptions, audit_here, load_kernels  # noqa: PLC0415 - loads numba, as those below
     from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - the same
 
-    options = AuditOptions(queues=args.queues, kept=args.resume, yields=True)
-    if args.samples is not None:
-        options = replace(options, samples=args.samples)
+    samples = SAMPLES if args.samples is None else args.samples
+    options = AuditOptions(samples=samples, queues=args.queues, kept=args.resume, yields=True)
     if uses_spark(config):
         with spark_session(config, "indexd audit") as spark, progress_bar("audit") as bar:
             from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
@@ -110,13 +117,8 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     return 0 if report.is_sound else EXIT_FINDINGS
 
 
-def _check_place(path: Path | None, flag: str, config: Config) -> None:
-    if path is None:
-        return
-    try:
-        check_outside(config, path, flag)
-    except UnsafeStoreError as error:
-        raise UsageError(str(error), error.hint) from None
+def _check_place(path: Path, flag: str, config: Config) -> None:
+    check_outside(config, path, flag)
     what = f"{flag} {printable(str(path))}"
     # A link: whoever made it says where root writes. A device, a pipe: it would be replaced, not written to.
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -155,22 +157,13 @@ def repair(args: argparse.Namespace, config: Config) -> int:
 def _repair(args: argparse.Namespace, config: Config) -> int:
     from indexd.repair.run import repair as mend  # noqa: PLC0415 - loads numba
 
-    with ExitStack() as bars:
-        bar = bars.enter_context(progress_bar("audit"))
-
-        def confirm(planned: PlannedRepair) -> bool:
-            nonlocal bar
-            bars.close()
+    def confirm(planned: PlannedRepair) -> bool:
+        with tqdm.external_write_mode(sys.stderr):  # the bar gives way to the question
             _show_plan(args, planned)
-            is_wanted = bool(args.yes) or _says_yes("repair it now?")
-            if is_wanted:
-                bar = bars.enter_context(progress_bar("repair"))
-            return is_wanted
+            return bool(args.yes) or _says_yes("repair it now?")
 
-        def show(done: int, total: int) -> None:
-            bar(done, total)
-
-        done = mend(Disk(), config, confirm, show, everything=args.all, seconds_max=args.time_limit)
+    with progress_bar("repair") as bar:
+        done = mend(Disk(), config, confirm, bar, everything=args.all, seconds_max=args.time_limit)
     with suppress(BrokenPipeError):  # the exit code stays what it is
         if wants_json(args):
             print_json(done.to_json())
@@ -201,8 +194,7 @@ def _undo(args: argparse.Namespace, config: Config) -> int:
 
 
 def _says_yes(question: str) -> bool:
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,15 @@ def _parse_range(text: str) -> tuple[int | None, int | None]:
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    text = "show what a file or directory holds: of a store, or of indexd"
-    parser = add_command(commands, "inspect", [common], text, function=inspect)
+    parser = add_command(
+        commands, "inspect", [common], "show what a file or directory holds: of a store, or of indexd", function=inspect
+    )
     parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="an index, queue or log file, a checkpoint, or a directory of them"
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="an index, queue or log file, a checkpoint, or a directory of them",
     )
     parser.add_argument("--slots", action="store_true", help="every slot of an index file that is not empty")
     parser.add_argument(
@@ -108,12 +113,11 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
     if (args.topic is None) != (args.key is None):
         raise UsageError("--topic and --key belong together", "give both")
     inspector = _Inspector(args, config)
-    paths = [Path(text) for text in args.paths]
-    for path in paths:
-        if not inspector.disk.exists(path):
-            raise UsageError(f"there is nothing at {path}", "check the path")
+    missing = [path for path in args.paths if not inspector.disk.exists(path)]
+    if missing:
+        raise UsageError(f"there is nothing at {missing[0]}", "check the path")
     is_damaged = False
-    for path in paths:
+    for path in args.paths:
         for row in inspector.directory(path) if path.is_dir() else inspector.file(path):
             is_damaged |= "damage" in row
             if wants_json(args):
@@ -180,39 +184,39 @@ class _Inspector:
             raise UsageError(
                 f"{path} has the name of no file of a store or of indexd", "give a copy the name that it had"
             )
-        return rows(path)
+        return rows
 
-    def _rows_of(self, path: Path) -> Callable[[Path], Iterator[Row]] | None:
+    def _rows_of(self, path: Path) -> Iterator[Row] | None:
         if path.name in _SMALL_FILES:
-            return self._small
+            return self._small(path)
         if is_index_name(path.name):
-            return self._index
+            return self._index(path)
         if _SPARSE_NAME.fullmatch(path.name):
-            return self._sparse
+            return self._sparse(path)
         if segment_base(path.name) is None or BATCH_FOLDER in path.absolute().parts:
             return None
         # Files of queues are named as segments are.
-        return self._queue if path.absolute().parts[-4:-3] == ("consumequeue",) else self._segment
+        is_queue = path.absolute().parts[-4:-3] == ("consumequeue",)
+        return self._queue(path) if is_queue else self._segment(path)
 
     def directory(self, path: Path) -> Iterator[Row]:
         """The row of every file in it, in its folders of indexes and in its log; of queues their number."""
         folders = [folder for folder in (path, path / "index", path / "sparse", path / "commitlog") if folder.is_dir()]
         places = [folder / name for folder in folders for name, _ in self.disk.list_dir(folder)]
-        known = [place for place in places if self._rows_of(place) is not None]
+        known = [rows for place in places if (rows := self._rows_of(place)) is not None]
         queues = path if path.name == "consumequeue" else path / "consumequeue"
         if not known and not queues.is_dir():
             raise UsageError(f"{path} holds nothing of a store or of indexd", "name a store, a data directory, a file")
         offset = self.args.offset
-        for place in known:
-            rows = self.file(place)
+        for rows in known:
             yield (head := next(rows))
             if offset is not None and head["kind"] == "segment" and 0 <= offset - head["base"] < head["size"]:
                 offset = None
                 yield from rows
         if queues.is_dir():
-            counted = queue_folders(self.disk, queues)
-            sizes = [size for files in counted.values() for size in files.values()]
-            totals = {"queues": len(counted), "files": len(sizes), "size": sum(sizes)}
+            folders_of_queues = queue_folders(self.disk, queues)
+            sizes = [size for files in folders_of_queues.values() for size in files.values()]
+            totals = {"queues": len(folders_of_queues), "files": len(sizes), "size": sum(sizes)}
             yield {"kind": "queues", "path": str(queues), **totals}
         if offset is not None:
             raise UsageError(f"physical offset {offset} is in no segment of {path}", "see them without --offset")
@@ -252,8 +256,9 @@ class _Inspector:
             layout, key_hash, chain = file.layout, None, args.chain
             slots = _records(opened, SLOT_SIZE, 0, layout.hash_slot_num, layout.slot_position(0)) if args.slots else ()
             for slot, raw in slots:
-                if (number := unpack_slot(raw)) != 0:
-                    wrong = _damage(not 0 < number < header.index_count, "it names no entry that is counted")
+                number = unpack_slot(raw)
+                wrong = _damage(not 0 < number < header.index_count, "it names no entry that is counted")
+                if number != 0:
                     yield {"kind": "slot", "slot": slot, "index": number, **wrong}
             if args.entries is not None:
                 first, stop = self._chosen(header.index_count - 1, 1)
@@ -270,8 +275,8 @@ class _Inspector:
     def _layout(self, path: Path, size: int) -> IndexLayout:
         # That of a frontier beside or above the file, or of the configuration: the one that fits.
         frontiers = [read_frontier(self.disk, folder / "frontier") for folder in path.absolute().parents[:2]]
-        layouts = [frontier.layout for frontier in frontiers if frontier is not None]
-        layouts.append(IndexLayout(self.config.index.hash_slot_num, self.config.index.index_num))
+        configured = IndexLayout(self.config.index.hash_slot_num, self.config.index.index_num)
+        layouts = [*(frontier.layout for frontier in frontiers if frontier is not None), configured]
         return next((layout for layout in layouts if layout.file_size == size), layouts[0])
 
     def _segment(self, path: Path) -> Iterator[Row]:
@@ -304,11 +309,18 @@ class _Inspector:
                 damaged += number - used + (not Unit(*UNIT.unpack(raw)).is_valid)  # those passed over are zeros
                 used = number + 1
             begin, size = (segment_base(path.name) or 0) // UNIT.size, file.size()
-            place = {"firstUnit": begin, "topic": folders[-3], "queueId": queue_id_of(folders[-2])}
-            wrong = _damage(size % UNIT.size > 0, f"{size % UNIT.size} bytes behind the last whole unit")
-            wrong |= _damage(damaged > 0, f"{damaged} units that can be none")
-            places = {"units": used, "places": size // UNIT.size}
-            yield {"kind": "consumeQueue", "path": str(path), "size": size, **place, **places, **wrong}
+            yield {
+                "kind": "consumeQueue",
+                "path": str(path),
+                "size": size,
+                "firstUnit": begin,
+                "topic": folders[-3],
+                "queueId": queue_id_of(folders[-2]),
+                "units": used,
+                "places": size // UNIT.size,
+                **_damage(size % UNIT.size > 0, f"{size % UNIT.size} bytes behind the last whole unit"),
+                **_damage(damaged > 0, f"{damaged} units that can be none"),
+            }
             first, stop = self._chosen(used, begin)
             for number, raw in _records(file, UNIT.size, first - begin, stop - begin):
                 unit = Unit(*UNIT.unpack(raw))
@@ -353,6 +365,11 @@ def _chain(file: IndexFileReader, slot: int, key_hash: int | None) -> Iterator[R
 
 
 def _entry(file: IndexFileReader, number: int, raw: bytes) -> Row:
-    entry, wrong = unpack_entry(raw), _damage(number >= file.header().index_count, "behind the index count")
-    place = {"number": number, "slot": file.layout.slot_of(entry.key_hash)}
-    return {"kind": "entry", **place, **_members(asdict(entry)), **wrong}
+    entry = unpack_entry(raw)
+    return {
+        "kind": "entry",
+        "number": number,
+        "slot": file.layout.slot_of(entry.key_hash),
+        **_members(asdict(entry)),
+        **_damage(number >= file.header().index_count, "behind the index count"),
+    }

@@ -55,23 +55,32 @@ _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "numba")
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
     parents = [common]
-    text = "check every output in a data directory, changing nothing"
-    parser = add_command(commands, "verify", parents, text, function=verify)
+    parser = add_command(
+        commands, "verify", parents, "check every output in a data directory, changing nothing", function=verify
+    )
     parser.add_argument("--deep", action="store_true", help="also compare every entry with the log, both ways")
-    text = "build a whole data directory from the commitlog"
-    parser = add_command(commands, "rebuild", parents, text, function=rebuild)
+    parser = add_command(
+        commands, "rebuild", parents, "build a whole data directory from the commitlog", function=rebuild
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="where to: an empty directory or none")
     parser.add_argument("--only", choices=["index"], help="build this output alone")
     _add_kafka(commands)
-    text = "say what Spark would run with: which Java, Python and packages, and what is missing"
-    add_command(commands, "doctor", parents, text, function=doctor)
+    add_command(
+        commands,
+        "doctor",
+        parents,
+        "say what Spark would run with: which Java, Python and packages, and what is missing",
+        function=doctor,
+    )
     _add_export(commands, common)
-    text = "count what is in the log: topics, keys, sizes, clock"
-    parser = add_command(commands, "stats", parents, text, function=stats)
+    parser = add_command(
+        commands, "stats", parents, "count what is in the log: topics, keys, sizes, clock", function=stats
+    )
     parser.add_argument(
         "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
     )
     _add_times(parser)
+    parser.set_defaults(begin=TIME_MIN, end=TIME_MAX)
     parser.add_argument(
         "--top", type=typed(parse_count, 1, 1000), default=20, metavar="N", help="how many of each list (default: 20)"
     )
@@ -149,8 +158,7 @@ def uses_spark(config: Config) -> bool:
 
 
 def spark_session(config: Config, app: str, memory: str = "1g") -> AbstractContextManager[SparkSession]:
-    """A session, as :func:`indexd.spark.session.open_session` makes it, the kernels' cache being known by then."""
-    prepare_compiler()
+    """A session, as :func:`indexd.spark.session.open_session` makes it."""
     from indexd.spark.session import open_session  # noqa: PLC0415 - no other command loads the package
 
     return open_session(config.spark, app, memory=memory)
@@ -301,14 +309,12 @@ def _export_request(args: argparse.Namespace, config: Config) -> ExportRequest:
 def stats(args: argparse.Namespace, config: Config) -> int:
     """Count, and show what was found."""
     _check_places(config, args.report, "--report")
-    begin = TIME_MIN if args.begin is None else args.begin
-    end = TIME_MAX if args.end is None else args.end
-    check_times(begin, end)
+    check_times(args.begin, args.end)
     with spark_session(config, "indexd stats") as spark, progress_bar("stats") as bar:
         from indexd.spark.stats.content import Selection  # noqa: PLC0415 - pyspark is optional
         from indexd.spark.stats.report import collect  # noqa: PLC0415 - pyspark is optional
 
-        selection = Selection(tuple(args.topic), begin, end, args.silence)
+        selection = Selection(tuple(args.topic), args.begin, args.end, args.silence)
         report = collect(spark, config, selection, top=args.top, progress=bar)
     from indexd.spark.stats.show import print_report, write_page  # noqa: PLC0415 - no other command loads them
 
@@ -331,12 +337,9 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     if args.only is not None:
         outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
         config = config.model_copy(update={"outputs": outputs})
-    out, tasks = Path(args.out), None
+    out = Path(args.out)
     try:
-        if uses_spark(config):
-            result, tasks = _on_spark(config, out)
-        else:
-            result = _here(config, out)
+        result, tasks = _on_spark(config, out) if uses_spark(config) else (_here(config, out), None)
     except KeyboardInterrupt:
         building = building_of(out)
         if not building.exists():
@@ -459,20 +462,32 @@ def _add_kafka(commands: Any) -> None:
     shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="one JSON object a line instead of words")
     shared.add_argument("directory", metavar="DIR", help=_DIRECTORY)
-    text = "check or rebuild the indexes of Kafka's own segments: .index, .timeindex; while no broker runs"
-    inner = add_command(commands, "kafka", [], text).add_subparsers(
-        title="commands", dest="kafka_command", metavar="COMMAND", required=True, parser_class=Parser
+    inner = add_command(
+        commands,
+        "kafka",
+        [],
+        "check or rebuild the indexes of Kafka's own segments: .index, .timeindex; while no broker runs",
+    ).add_subparsers(title="commands", dest="kafka_command", metavar="COMMAND", required=True, parser_class=Parser)
+    parser = add_command(
+        inner,
+        "check",
+        [shared],
+        "hold every .index and .timeindex against its log, changing nothing",
+        function=check_kafka,
     )
-    text = "hold every .index and .timeindex against its log, changing nothing"
-    parser = add_command(inner, "check", [shared], text, function=check_kafka)
     parser.add_argument(
         "--interval",
         type=interval,
         metavar="BYTES",
         help="also say which files differ from a rebuild with this interval",
     )
-    text = "make every .index and .timeindex anew, as Kafka's recovery makes them; never changes a log"
-    parser = add_command(inner, "rebuild", [shared], text, function=rebuild_kafka)
+    parser = add_command(
+        inner,
+        "rebuild",
+        [shared],
+        "make every .index and .timeindex anew, as Kafka's recovery makes them; never changes a log",
+        function=rebuild_kafka,
+    )
     parser.add_argument("--out", metavar="DIR2", help="write the files there and leave DIR as it is")
     parser.add_argument(
         "--interval",

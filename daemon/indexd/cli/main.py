@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,26 +42,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
-    code = _code_of(sys.argv[1:] if argv is None else list(argv))
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _give_up_output()
-    except OSError as error:
-        code = _refused(error)
-    sys.exit(code)
+    code = _code_of(lambda: _call(sys.argv[1:] if argv is None else list(argv)))
+    sys.exit(_code_of(sys.stdout.flush) or code)
 
 
-def _code_of(argv: list[str]) -> int:
+def _code_of(call: Callable[[], int | None]) -> int:
     try:
-        return _call(argv)
+        return call() or 0
     except SystemExit as end:  # --help and the like
         return end.code if isinstance(end.code, int) else 0
-    except BrokenPipeError:
-        # Whoever read our output has enough.
-        return 0
     except OSError as error:
-        return _refused(error)
+        # What is still buffered must not make the interpreter complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        has_enough = isinstance(error, BrokenPipeError)  # whoever reads our output
+        return 0 if has_enough else _complain(f"the system refused: {error}", EXIT_INTERNAL)
     except KeyboardInterrupt as error:
         # A command that leaves something says so; Ctrl-C itself has no words.
         return _complain(str(error), EXIT_INTERRUPTED) if error.args else EXIT_INTERRUPTED
@@ -73,20 +67,9 @@ def _code_of(argv: list[str]) -> int:
         return _complain(known.line(), known.exit_code)
 
 
-def _refused(error: OSError) -> int:
-    _give_up_output()
-    return _complain(f"the system refused: {error}", EXIT_INTERNAL)
-
-
-def _give_up_output() -> None:
-    # What is still buffered must not make the interpreter complain at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _complain(line: str, code: int) -> int:
     with suppress(OSError):
-        sys.stderr.write(f"indexd: {line}\n")
-        sys.stderr.flush()
+        print(f"indexd: {line}", file=sys.stderr, flush=True)
     return code
 
 
@@ -102,22 +85,22 @@ def make_parser() -> Parser:
         "5 busy, 70 internal.",
     )
     parser.add_argument("-V", "--version", action="version", version=f"indexd {__version__}")
+    parser.set_defaults(function=run)
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", prog="indexd", parser_class=Parser
     )
-    parents = [common]
-    add_command(commands, "run", parents, "follow the store and keep its index (the default)", ["http"], run)
+    add_command(commands, "run", [common], "follow the store and keep its index (the default)", ["http"], run)
     for module in (status, query, broker_index, inspect, jobs):
         module.register(commands, common)
-    text = "show the whole of indexd in under a minute, on its own log"
-    demo_parser = add_command(commands, "demo", [], text, function=demo)
+    demo_parser = add_command(
+        commands, "demo", [], "show the whole of indexd in under a minute, on its own log", function=demo
+    )
     demo_parser.add_argument("--work", metavar="DIR", help="where everything is written (default: a new directory)")
     demo_parser.add_argument("--spark", action="store_true", help="also rebuild it by Spark, which takes a minute")
-    text = "print a script that completes indexd's words: for bash, zsh or fish"
-    add_command(commands, "completion", [], text).add_argument(
-        "shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish"
-    )
+    add_command(
+        commands, "completion", [], "print a script that completes indexd's words: for bash, zsh or fish"
+    ).add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     add_command(commands, "help", [], "show the help of a command").add_argument(
         "words", nargs="*", metavar="COMMAND", help="the command"
     )
@@ -132,12 +115,9 @@ def _call(argv: list[str]) -> int:
     if args.command == "completion":  # it needs no configuration, and must not stumble over one
         print_line(completion_script(parser, args.shell))
         return 0
-    function = getattr(args, "function", run)
-    if args.recover:
-        if function is not run:
-            parser.error(f"--recover is a command of its own, not an option of {args.command}")
-        function = recover
-    code: int = function(args, load_config(args))
+    if args.recover and args.function is not run:
+        parser.error(f"--recover is a command of its own, not an option of {args.command}")
+    code: int = (recover if args.recover else args.function)(args, load_config(args))
     return code
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from tqdm import tqdm
 from indexd.config import KEYS, SECTIONS, Config, flag_name, load
 from indexd.config.units import parse_count, printable
 from indexd.errors import UsageError
+from indexd.pages.wording import show_local
 
 if TYPE_CHECKING:
     from indexd.findings import Findings
@@ -94,13 +94,8 @@ def print_findings(findings: Findings, *, json_lines: bool, kind: str = "finding
             print_line(f"and {count - min(shown[what], _LINES_PER_KIND):,} more of the kind {what}")
 
 
-def show_time(millis: int) -> str:
-    """A time in ms as local time with its zone, or the bare number if no clock can show it."""
-    try:
-        local = time.localtime(millis // 1000)
-        return f"{time.strftime('%Y-%m-%d %H:%M:%S', local)}.{millis % 1000:03d} {time.strftime('%Z', local)}"
-    except (OverflowError, OSError, ValueError):
-        return str(millis)
+#: A time to the millisecond, on this machine's clock.
+show_time = partial(show_local, exact=True)
 
 
 def typed(parse: Callable[[Any], V], least: float | None = None, most: float = float("inf")) -> Callable[[str], V]:
@@ -155,13 +150,17 @@ class Parser(argparse.ArgumentParser):
     #: The configuration keys whose flags ``--help`` shows; ``--help-all`` shows all.
     shown_keys: frozenset[str] = frozenset({"store", "data", "broker_conf"})
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
-        kwargs.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=28))
-        super().__init__(*args, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        layout = partial(argparse.HelpFormatter, max_help_position=28)
+        super().__init__(allow_abbrev=False, formatter_class=layout, **kwargs)
         if self.add_help:
-            text = "show this help with every setting and exit"
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=text)
+            self.add_argument(
+                "--help-all",
+                action=_HelpAll,
+                nargs=0,
+                default=argparse.SUPPRESS,
+                help="show this help with every setting and exit",
+            )
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
@@ -203,22 +202,22 @@ def common_options() -> Parser:
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("-c", "--config", metavar="FILE", help="indexd's configuration (TOML)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of words")
-    for section in SECTIONS:
-        group = parser.add_argument_group(f"configuration keys of [{section}]")
-        for key, info in KEYS.items():
-            if info.section == section:
-                text = f"{info.description} (default: {info.default})".replace("%", "%%")
-                kind = info.type if "|" in info.type else info.type.upper().replace(" ", "_")
-                action = "append" if info.repeats else "store"
-                group.add_argument(flag_name(key), dest=key, metavar=kind, help=text, action=action)
+    groups = {section: parser.add_argument_group(f"configuration keys of [{section}]") for section in SECTIONS}
+    for key, info in KEYS.items():
+        groups[info.section].add_argument(
+            flag_name(key),
+            dest=key,
+            metavar=info.type if "|" in info.type else info.type.upper().replace(" ", "_"),
+            help=f"{info.description} (default: {info.default})".replace("%", "%%"),
+            action="append" if info.repeats else "store",
+        )
     return parser
 
 
 def load_config(args: argparse.Namespace) -> Config:
     """The configuration with what the command line gives of it."""
     flags = {key: getattr(args, key, None) for key in KEYS}
-    file = getattr(args, "config", None)
-    return load(flags, Path(file) if file else None, os.environ)
+    return load(flags, Path(args.config) if "config" in args else None, os.environ)
 
 
 def wants_json(args: argparse.Namespace) -> bool:

@@ -80,8 +80,9 @@ def register(commands: Any, common: Parser) -> None:
                 help="ask every line of FILE (- is standard input): topic, key, max, begin, end[, index type], by tabs",
             )
         if model is ByTime:
-            text = "in the whole log: the first message of that time or later"
-            parser.add_argument("--log", action="store_true", help=text)
+            parser.add_argument(
+                "--log", action="store_true", help="in the whole log: the first message of that time or later"
+            )
         if model is ByMessage:
             parser.add_argument("--body", action="store_true", help="show the body too (JSON always holds it)")
 

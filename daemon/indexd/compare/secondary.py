@@ -26,7 +26,7 @@ from indexd.sparse.service import GrowingSegment
 from indexd.storage.disk import Disk
 
 if TYPE_CHECKING:
-    from indexd.storage.disk import Buffer
+    from typing_extensions import Buffer
 
 
 class QueueComparison:

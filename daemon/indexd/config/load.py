@@ -18,19 +18,17 @@ import pwd
 import re
 import stat
 import tomllib
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from indexd.config.model import ENV_PREFIX, KEYS, SECTIONS, BrokerFacts, Config, env_name, flag_name, state_directory
 from indexd.config.units import JAVA_TRIM, ConflictError, parse_choice, parse_java_int, parse_path, printable, shown
 from indexd.errors import UnsafeStoreError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
 
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 LARGEST_FILE = 2**20  # bytes; a configuration is a few KiB, and -c may name a segment by mistake
@@ -44,52 +42,49 @@ class Given:
     source: str
 
 
-def read_file(path: Path, source: str) -> bytes:
-    """The whole of a small file. `source` says who named it; UsageError when it cannot be read or is no small file.
+def read_file(key: str, given: Given) -> tuple[str, bytes]:
+    """Name and content of the small file that a key gives; UsageError when it cannot be read or is no small file.
 
     A pipe or a device is refused and never waited for.
     """
+    try:
+        path = parse_path(given.value)
+    except ValueError as error:
+        raise UsageError(f"{_quoted(key, given)} {error}") from None
     name = printable(str(path))
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
-            raise UsageError(f"{name} (from {source}) is no file of up to 1 MiB", "name a configuration file")
-        return path.read_bytes()
+            raise UsageError(f"{name} (from {given.source}) is no file of up to 1 MiB", "name a configuration file")
+        return name, path.read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"cannot read {name} (from {source}): {error.strerror}", "check the path and its mode"
-        ) from error
+        text = f"cannot read {name} (from {given.source}): {error.strerror}"
+        raise UsageError(text, "check the path and its mode") from error
 
 
 def from_flags(flags: Mapping[str, str | list[str] | None]) -> dict[str, Given]:
     """The flags that were given; None is a flag that was not."""
-    for key in flags:
-        if key not in KEYS:
-            raise UsageError(f"unknown option {printable(flag_name(key))}", _nearest(key, KEYS))
     return {key: Given(value, flag_name(key)) for key, value in flags.items() if value is not None}
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     """Every INDEXD_ variable but INDEXD_CONFIG, which names a file and is no key."""
     names = {env_name(key): key for key in KEYS}
-    given: dict[str, Given] = {}
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX) or name == CONFIG_VARIABLE:
-            continue
+    own = {name: value for name, value in environ.items() if name.startswith(ENV_PREFIX) and name != CONFIG_VARIABLE}
+    for name in own:
         if name not in names:
             # A prefix that all names share would make them all look near.
             known = [known.removeprefix(ENV_PREFIX) for known in (*names, CONFIG_VARIABLE)]
             hint = _nearest(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)
             raise UsageError(f"unknown environment variable {printable(name)}", hint)
-        given[names[name]] = Given(value, f"environment {name}")
-    return given
+    return {names[name]: Given(value, f"environment {name}") for name, value in own.items()}
 
 
-def from_toml(path: Path, source: str) -> dict[str, Given]:
+def from_toml(at: Given) -> dict[str, Given]:
     """The keys that the file sets. UsageError names the file and what of it is not TOML, or the key that is not one."""
-    file = printable(str(path))
+    file, content = read_file("config", at)
     try:
-        tables = tomllib.loads(read_file(path, source).decode("utf-8-sig"))
+        tables = tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         hint = "write TOML; a broker's properties file is given as --broker-conf (key broker_conf), not as -c"
         raise UsageError(f"{file} is not TOML: {printable(str(error)[:200])}", hint) from None
@@ -129,6 +124,8 @@ INT_KEYS = {
     "defaultQueryMaxNum": "default_query_max_num",
     "maxMessageSize": "max_message_size",
 }
+#: What it says of the broker itself.
+_FACTS = {field.alias for field in BrokerFacts.model_fields.values()}
 # Up to 4.5.1 these two were spelled with one p; a later broker ignores the old spelling, an older one the new.
 OLD_NAMES = {
     "mappedFileSizeCommitLog": "mapedFileSizeCommitLog",
@@ -176,37 +173,32 @@ def _unescape(text: str, line: int) -> str:
     return _ESCAPE.sub(replace, text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
-def read_broker_conf(
-    path: Path, source: str, taken: Container[str], flavour: object
-) -> tuple[dict[str, Given], BrokerFacts]:
-    """Our keys that the file sets and nothing stronger (`taken`) does, and what it says of the broker itself.
+def from_broker_conf(at: Given, taken: Container[str], flavour: object) -> dict[str, Given]:
+    """Our keys that the file sets and nothing stronger (`taken`) does, and what it says of the broker itself, by alias.
 
-    `source` says who named the file; `flavour` decides which spelling of the two renamed keys the broker reads.
+    `flavour` decides which spelling of the two renamed keys the broker reads.
     UsageError with file and line for anything that the broker would read otherwise than it is written.
     """
-    file, text, name = printable(str(path)), read_file(path, source).decode("latin-1"), ""
+    file, content = read_file("broker_conf", at)
     try:
-        entries = parse_properties(text)
+        entries = parse_properties(content.decode("latin-1"))
     except ValueError as error:
         raise UsageError(f"{file} {error}", "the broker does not start with it either") from None
     if parse_choice(flavour) in ("3.x", "4.0"):
         entries.update({new: entries[old] for new, old in OLD_NAMES.items() if new not in entries and old in entries})
-    names = {new: key for new, key in (TEXT_KEYS | INT_KEYS).items() if new in entries and key not in taken}
     given: dict[str, Given] = {}
-    try:
-        for name, key in names.items():
-            written, line = entries[name]
+    for name, (written, line) in entries.items():
+        if name in _FACTS:
+            given[name] = Given(written, f"{file} line {line}")
+        key = TEXT_KEYS.get(name) or INT_KEYS.get(name)
+        if key is None or key in taken:
+            continue
+        try:
             value = parse_java_int(written) if name in INT_KEYS else written.strip(JAVA_TRIM)
-            given[key] = Given(value, f"{file} line {line}, {name}")
-        facts = [str(field.alias) for field in BrokerFacts.model_fields.values()]
-        return given, BrokerFacts.model_validate({key: entries[key][0] for key in facts if key in entries})
-    except ValueError as error:
-        why = str(error)
-        if isinstance(error, ValidationError):
-            problem = error.errors(include_url=False)[0]
-            name, why = str(problem["loc"][0]), str(problem["ctx"]["error"])
-        written, line = entries[name]
-        raise UsageError(f"{name} = {shown(written)} (from {file} line {line}) {why}", "correct it there") from None
+        except ValueError as error:
+            raise UsageError(f"{_quoted(name, Given(written, f'{file} line {line}'))} {error}") from None
+        given[key] = Given(value, f"{file} line {line}, {name}")
+    return given
 
 
 DEFAULT_CONFIG_FILE = Path("/etc/indexd/indexd.toml")
@@ -223,15 +215,12 @@ def load(flags: Mapping[str, str | list[str] | None], config_file: Path | None, 
     Raises UsageError for what is wrong in a source, UnsafeStoreError where mode offload meets a broker that indexes.
     """
     given = _toml(config_file, environ) | from_environment(environ) | from_flags(flags)
-    facts = BrokerFacts()
     if "broker_conf" in given:
-        path = _checked_path("broker_conf", given["broker_conf"])
-        flavour = given.get("flavour", Given(KEYS["flavour"].default, DEFAULT))
-        below, facts = read_broker_conf(path, given["broker_conf"].source, given, flavour.value)
-        given = below | given
+        flavour = given["flavour"].value if "flavour" in given else KEYS["flavour"].default
+        given = from_broker_conf(given["broker_conf"], given, flavour) | given
     if "data" not in given:
         given["data"] = Given(state_directory(environ), DEFAULT)
-    config = _build(given, facts)
+    config = _build(given)
     refuse_double_index(config)
     return config
 
@@ -240,19 +229,17 @@ def refuse_double_index(config: Config) -> None:
     """Stop mode offload while the broker writes index files itself, or while nothing shows that it does not."""
     if config.store.run_mode != "offload":
         return
-    path = config.store.broker_conf
+    path, key = config.store.broker_conf, index_key(config.index.flavour)
     if path is None:
         raise UnsafeStoreError(
             "mode offload needs the broker's own configuration, to see that its indexing is off",
             "give it with --broker-conf",
         )
-    if not writes_index(config.broker, config.index.flavour):
-        return
-    key = index_key(config.index.flavour)
-    raise UnsafeStoreError(
-        f"mode offload, but the broker still writes its index: {key} is true in {printable(str(path))}",
-        f"set {key}=false there and restart the broker, or use mode shadow",
-    )
+    if writes_index(config.broker, config.index.flavour):
+        raise UnsafeStoreError(
+            f"mode offload, but the broker still writes its index: {key} is true in {printable(str(path))}",
+            f"set {key}=false there and restart the broker, or use mode shadow",
+        )
 
 
 def writes_index(broker: BrokerFacts, flavour: str) -> bool:
@@ -267,30 +254,22 @@ def index_key(flavour: str) -> str:
 
 def _toml(config_file: Path | None, environ: Mapping[str, str]) -> dict[str, Given]:
     if config_file is not None:
-        return from_toml(_checked_path("config", Given(config_file, "-c")), "-c")
+        return from_toml(Given(config_file, "-c"))
     if CONFIG_VARIABLE in environ:
-        source = f"environment {CONFIG_VARIABLE}"
-        return from_toml(_checked_path("config", Given(environ[CONFIG_VARIABLE], source)), source)
+        return from_toml(Given(environ[CONFIG_VARIABLE], f"environment {CONFIG_VARIABLE}"))
     with suppress(PermissionError):  # reading it says why
         if not DEFAULT_CONFIG_FILE.exists() and not DEFAULT_CONFIG_FILE.is_symlink():
             return {}
-    return from_toml(DEFAULT_CONFIG_FILE, DEFAULT)
+    return from_toml(Given(DEFAULT_CONFIG_FILE, DEFAULT))
 
 
-def _checked_path(key: str, given: Given) -> Path:
-    try:
-        return parse_path(given.value)
-    except ValueError as error:
-        raise UsageError(f"{_quoted(key, given)} {error}") from None
-
-
-def _build(given: Mapping[str, Given], facts: BrokerFacts) -> Config:
-    tables: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+def _build(given: Mapping[str, Given]) -> Config:
+    tables: dict[str, dict[str, object]] = {section: {} for section in (*SECTIONS, "broker")}
     for key, value in given.items():
-        tables[KEYS[key].section][key] = value.value
+        tables[KEYS[key].section if key in KEYS else "broker"][key] = value.value
     provenance = {key: given[key].source if key in given else DEFAULT for key in KEYS}
     try:
-        return Config.model_validate({**tables, "broker": facts, "provenance": provenance})
+        return Config.model_validate({**tables, "provenance": provenance})
     except ValidationError as errors:
         # The first only: one line is what a unit's journal shows, and the next start shows the next.
         raise _complaint(errors.errors(include_url=False)[0], given) from None
@@ -305,6 +284,8 @@ def _complaint(error: Any, given: Mapping[str, Given]) -> UsageError:
         )
         return UsageError(f"{values}: {cause}")
     key = error["loc"][1]
+    if cause is not None or key not in KEYS:
+        return UsageError(f"{_quoted(key, given[key])} {cause or 'is no setting'}")
     what = {
         "ip_v4_network": "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, several with , between",
         "bool_type": "is not true or false",
@@ -313,7 +294,7 @@ def _complaint(error: Any, given: Mapping[str, Given]) -> UsageError:
         "greater_than_equal": f"is not in {KEYS[key].bounds}",
         "less_than_equal": f"is not in {KEYS[key].bounds}",
     }
-    return UsageError(f"{_quoted(key, given[key])} {cause or what.get(error['type'], error['msg'])}")
+    return UsageError(f"{_quoted(key, given[key])} {what.get(error['type'], error['msg'])}")
 
 
 def _quoted(key: str, given: Given) -> str:

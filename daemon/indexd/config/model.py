@@ -44,11 +44,7 @@ from indexd.errors import UsageError
 CQ_STORE_UNIT_SIZE = 20
 MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
-Mode = Literal["shadow", "offload"]
-OnCorrupt = Literal["stop", "skip"]
 Flavour = Literal["3.x", "4.0", "4.7", "5.4"]
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "console", "json", "journal"]
 
 
 def state_directory(environ: Mapping[str, str]) -> Path:
@@ -132,7 +128,7 @@ class StoreConfig(Stage):
         default=MESSAGE_DELAY_LEVEL,
         description="Delay of each level (messageDelayLevel), level 1 first; numbers with s, m, h, d",
     )
-    run_mode: Annotated[Mode, BeforeValidator(parse_choice)] = Field(
+    run_mode: Annotated[Literal["shadow", "offload"], BeforeValidator(parse_choice)] = Field(
         default="shadow",
         description="shadow: beside a broker that indexes; offload: the broker's own indexing is off; a word",
     )
@@ -170,7 +166,7 @@ class ReaderConfig(Stage):
         le=86_400_000,
         description="Unreadable bytes at the tail unchanged for this long are corrupt; ms",
     )
-    on_corrupt: Annotated[OnCorrupt, BeforeValidator(parse_choice)] = Field(
+    on_corrupt: Annotated[Literal["stop", "skip"], BeforeValidator(parse_choice)] = Field(
         default="stop",
         description="What corrupt bytes in the log lead to: stop indexing there, or skip to the next frame; a word",
     )
@@ -287,10 +283,10 @@ class QueryConfig(Stage):
 class LogConfig(Stage):
     """What indexd says about itself."""
 
-    log_level: Annotated[LogLevel, BeforeValidator(parse_choice)] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(parse_choice)] = Field(
         default="info", description="The least severe event that is logged; a word"
     )
-    log_format: Annotated[LogFormat, BeforeValidator(parse_choice)] = Field(
+    log_format: Annotated[Literal["auto", "console", "json", "journal"], BeforeValidator(parse_choice)] = Field(
         default="auto",
         description="Lines for people or for machines; auto: console, journal or json, by where they go; a word",
     )

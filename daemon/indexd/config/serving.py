@@ -27,8 +27,6 @@ from indexd.config.units import (
 )
 
 OFF = "off"
-HTTP_DEFAULT = "127.0.0.1:9577"
-_NOT_PEER = "is not HOST:PORT: write 10.0.0.1:10911 or [::1]:10911"
 _NOT_ORIGINS = "is not a list of origins: write https://host or http://host:port, several with , between"
 # What getaddrinfo is given, which throws at longer or empty labels; names in other scripts in their form with xn--.
 _NAME = r"(?=.{1,253}(?::|\Z))(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
@@ -56,7 +54,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 #: Where something is that is called.
-parse_peer = matching(_PEER, _NOT_PEER)
+parse_peer = matching(_PEER, "is not HOST:PORT: write 10.0.0.1:10911 or [::1]:10911")
 
 
 def is_peer(text: str) -> bool:
@@ -64,24 +62,31 @@ def is_peer(text: str) -> bool:
     return re.fullmatch(_PEER, text, re.ASCII) is not None
 
 
-_parse_host = matching(rf"{_NAME}|{_IPV6}", "is no host: write a name or an address, without a port")
 # What a browser sends, letter by letter: another spelling would never meet it.
 _parse_origin = matching(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?", _NOT_ORIGINS)
-_parse_text = matching(r".*\S.*", "is not text of one line")
-_parse_prefix = matching(
-    r"(?=.{1,256}$)[^$+#/][^+#/]*(/[^+#/]+)*",
-    "is no beginning of an MQTT topic: write words with / between them, without +, # and a first $",
-)
 
 
 Listen = Annotated[str, BeforeValidator(listens(9577)), Kind("HOST:PORT|off", str)]
 OptionalAddress = Annotated[Annotated[str, BeforeValidator(parse_peer)] | None, Kind("host:port", lambda _: "not set")]
-OptionalHost = Annotated[Annotated[str, BeforeValidator(_parse_host)] | None, Kind("host", lambda _: "not set")]
-OptionalText = Annotated[Annotated[str, BeforeValidator(_parse_text)] | None, Kind("text", lambda _: "not set")]
+Host = Annotated[
+    str, BeforeValidator(matching(rf"{_NAME}|{_IPV6}", "is no host: write a name or an address, without a port"))
+]
+OptionalHost = Annotated[Host | None, Kind("host", lambda _: "not set")]
+Text = Annotated[str, BeforeValidator(matching(r".*\S.*", "is not text of one line"))]
+OptionalText = Annotated[Text | None, Kind("text", lambda _: "not set")]
 Origins = Annotated[
     tuple[str, ...], BeforeValidator(listed(_parse_origin, _NOT_ORIGINS)), Kind("origins", lambda _: "none")
 ]
-TopicPrefix = Annotated[str, BeforeValidator(_parse_prefix), Kind("text", str)]
+TopicPrefix = Annotated[
+    str,
+    BeforeValidator(
+        matching(
+            r"(?=.{1,256}$)[^$+#/][^+#/]*(/[^+#/]+)*",
+            "is no beginning of an MQTT topic: write words with / between them, without +, # and a first $",
+        )
+    ),
+    Kind("text", str),
+]
 Ratio = Annotated[float, BeforeValidator(parse_ratio), Kind("ratio", lambda value: f"{value:g}")]
 
 
@@ -107,7 +112,7 @@ class HttpConfig(Stage):
     """Metrics, health, queries and the page."""
 
     http: Listen = Field(
-        default=HTTP_DEFAULT, description="Where metrics, queries and the page are served; HOST:PORT, or off"
+        default="127.0.0.1:9577", description="Where metrics, queries and the page are served; HOST:PORT, or off"
     )
     http_token_file: OptionalPath = Field(
         default=None, description="A file with the token that a request must bear; a path"
@@ -177,10 +182,8 @@ class LimitsConfig(Stage):
     )
 
 
-RemotingMode = Literal["rocketmq", "exact"]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _NOT_PEERS = "is not HOST:PORT: write 10.0.0.1:9876, several with ; between"
-_NOT_NETWORKS = "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, several with , between"
 
 
 def _parse_advertise(value: object) -> str:
@@ -200,7 +203,7 @@ Peers = Annotated[
 ]
 Networks = Annotated[
     tuple[Network, ...],
-    BeforeValidator(listed(str, _NOT_NETWORKS)),
+    BeforeValidator(listed(str, "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, several with , between")),
     Kind("networks", lambda value: ",".join(map(str, value)) or "all"),
 ]
 
@@ -211,7 +214,7 @@ class RemotingConfig(Stage):
     remoting: Annotated[str, BeforeValidator(listens(10976)), Kind("HOST:PORT|off", str)] = Field(
         default=OFF, description="Where mqadmin and RocketMQ's clients are answered; HOST:PORT, or off"
     )
-    remoting_mode: Annotated[RemotingMode, BeforeValidator(parse_choice)] = Field(
+    remoting_mode: Annotated[Literal["rocketmq", "exact"], BeforeValidator(parse_choice)] = Field(
         default="rocketmq", description="Answers to key queries: as the broker would give them, or exact; a word"
     )
     remoting_advertise: Annotated[
@@ -263,8 +266,6 @@ class RemotingConfig(Stage):
         return self
 
 
-Engine = Literal["process", "spark"]
-
 _COUNT = "[1-9][0-9]{0,4}"  # of threads; Spark itself falls over 0, and over what is no int
 LOCAL = re.compile(rf"local(?:\[(\*|{_COUNT})(?: *, *{_COUNT})?\])?")
 """The masters in this process; group 1 is how many tasks run at once, ``*`` or none."""
@@ -305,7 +306,7 @@ Conf = Annotated[
 class SparkConfig(Stage):
     """Where the pipeline on Spark runs; nothing of the daemon looks at it."""
 
-    engine: Annotated[Engine, BeforeValidator(parse_choice)] = Field(
+    engine: Annotated[Literal["process", "spark"], BeforeValidator(parse_choice)] = Field(
         default="process", description="What rebuild and audit run on: this process, or Spark; a word"
     )
     master: Annotated[str, BeforeValidator(parse_master), Kind("master", str)] = Field(

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path, PosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from indexd.errors import UnsafeStoreError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 T = TypeVar("T")
+N = TypeVar("N", bound=float)
 JAVA_INT_MAX = 2**31 - 1
 JAVA_TRIM = "".join(map(chr, range(0x21)))  # String.trim cuts every character up to the space
 
@@ -38,51 +37,45 @@ _LONGEST_NUMBER = 40  # characters; no value of a configuration needs more, and 
 _LARGEST = 2**64  # a TOML integer has no bound; past this only the message about it matters
 
 
-def _number(value: object, units: Mapping[str, int] | Mapping[str, Fraction], complaint: str, *kinds: type) -> Fraction:
-    """``value``, if it is one of ``kinds``, or the number of a text times the factor of its unit; never NaN."""
-    if isinstance(value, str):
-        match = _NUMBER.fullmatch(value.strip()) if len(value) <= _LONGEST_NUMBER else None
-        factor = units.get(match[2].lower()) if match is not None else None
-        if match is None or factor is None:
+def _numbers(units: Mapping[str, int | Fraction], complaint: str, kind: type[N]) -> Callable[[object], N]:
+    # A parser of numbers of this kind, ints among floats too, and of texts: a number times the factor of its unit.
+    def parse(value: object) -> N:
+        number = None
+        if isinstance(value, str):
+            match = _NUMBER.fullmatch(value.strip()) if len(value) <= _LONGEST_NUMBER else None
+            if match is not None and match[2].lower() in units:
+                number = Fraction(match[1].replace("_", "")) * units[match[2].lower()]
+        elif isinstance(value, int | float) and type(value) in (int, kind) and abs(value) < _LARGEST:  # no NaN is
+            number = Fraction(value)
+        if number is None or (kind is int and number.denominator != 1):
             raise ValueError(complaint)
-        return Fraction(match[1].replace("_", "")) * factor
-    if not isinstance(value, int | float) or type(value) not in kinds or not abs(value) < _LARGEST:
-        raise ValueError(complaint)
-    return Fraction(value)
-
-
-def _whole(units: Mapping[str, int], complaint: str) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        number = _number(value, units, complaint, int)
-        if number.denominator != 1:
-            raise ValueError(complaint)
-        return int(number)
+        return kind(number)
 
     return parse
 
 
-def _real(units: Mapping[str, Fraction], complaint: str) -> Callable[[object], float]:
-    return lambda value: float(_number(value, units, complaint, int, float))
-
-
 #: Bytes from ``4096`` or ``"1.5GiB"``; a fraction is allowed where it comes to whole bytes.
-parse_size = _whole(
-    SIZE_UNITS, "is not a size: write a whole number of bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+parse_size = _numbers(
+    SIZE_UNITS,
+    "is not a size: write a whole number of bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB",
+    int,
 )
 #: Milliseconds from ``50``, ``"50"``, ``"50ms"`` or ``"1.5s"``; parts of a millisecond are refused.
-parse_millis = _whole(
+parse_millis = _numbers(
     {"": 1, **MILLIS_UNITS},
     "is not a duration: write a whole number of milliseconds, or a number with ms, s, m, h or d",
+    int,
 )
 #: Seconds from ``3``, ``0.5``, ``"3"``, ``"500ms"`` or ``"2m"``; never infinite and never NaN.
-parse_seconds = _real(
-    {"": Fraction(1), **{unit: Fraction(millis, 1000) for unit, millis in MILLIS_UNITS.items()}},
+parse_seconds = _numbers(
+    {"": 1, **{unit: Fraction(millis, 1000) for unit, millis in MILLIS_UNITS.items()}},
     "is not a duration: write a number of seconds, or a number with ms, s, m, h or d",
+    float,
 )
 #: A whole number from ``5``, ``"5"`` or ``"5_000_000"``; true and a number with a unit are refused.
-parse_count = _whole({"": 1}, "is not a whole number")
+parse_count = _numbers({"": 1}, "is not a whole number", int)
 #: A part of the whole from ``0.7``, ``"0.7"`` or ``"70%"``.
-parse_ratio = _real({"": Fraction(1), "%": Fraction(1, 100)}, "is not a ratio: write 0.7 or 70%")
+parse_ratio = _numbers({"": 1, "%": Fraction(1, 100)}, "is not a ratio: write 0.7 or 70%", float)
 
 
 def parse_java_int(value: object) -> int:
@@ -144,11 +137,8 @@ def matching(pattern: str, complaint: str) -> Callable[[object], str]:
 
 def show_size(value: int) -> str:
     """The shortest exact way to write a size: ``4MiB``, ``6000000``."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        factor = SIZE_UNITS[unit.lower()]
-        if value and value % factor == 0:
-            return f"{value // factor}{unit}"
-    return str(value)
+    unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if value and value % SIZE_UNITS[unit.lower()] == 0), "")
+    return f"{value // SIZE_UNITS[unit.lower()]}{unit}"
 
 
 def printable(text: str) -> str:
@@ -179,9 +169,7 @@ class Stage(BaseModel):
 
     def together(self, key: str, other: str, why: str) -> Self:
         """Itself; ConflictError if one of them is set and the other is not."""
-        if (getattr(self, key) is None) != (getattr(self, other) is None):
-            raise ConflictError((key, other), why)
-        return self
+        return self.needs(key, other, why).needs(other, key, why)
 
 
 class ConflictError(ValueError):
@@ -208,11 +196,16 @@ Count = Annotated[int, BeforeValidator(parse_count), Kind("integer", str)]
 Flag = Annotated[bool, Kind("true|false", lambda value: str(value).lower())]
 OnePath = Annotated[Path, BeforeValidator(parse_path), Kind("path", str)]
 OptionalPath = Annotated[OnePath | None, Kind("path", lambda _: "not set")]
-_parse_delay_levels = matching(
-    r"\s*[0-9]{1,9}[smhd](\s+[0-9]{1,9}[smhd]){0,1023}\s*",
-    "is not a list of delay levels: write 1 to 1024 of them, such as 1s 5s 1m 2h",
-)
-DelayLevels = Annotated[str, BeforeValidator(_parse_delay_levels), Kind("text", str)]
+DelayLevels = Annotated[
+    str,
+    BeforeValidator(
+        matching(
+            r"\s*[0-9]{1,9}[smhd](\s+[0-9]{1,9}[smhd]){0,1023}\s*",
+            "is not a list of delay levels: write 1 to 1024 of them, such as 1s 5s 1m 2h",
+        )
+    ),
+    Kind("text", str),
+]
 
 
 #: What pyarrow's file systems open.
@@ -299,10 +292,15 @@ def parse_place(value: object) -> Path:
     return RemotePath(f"{scheme}:", host, *names)
 
 
-_NOT_PATHS = "is not a list of paths: write a list, or one text with , between the paths"
 OptionalPlace = Annotated[Annotated[Path, BeforeValidator(parse_place)] | None, Kind("path", lambda _: "not set")]
 Places = Annotated[
     tuple[Path, ...],
-    BeforeValidator(listed(parse_place, _NOT_PATHS, passes_empty=False)),
+    BeforeValidator(
+        listed(
+            parse_place,
+            "is not a list of paths: write a list, or one text with , between the paths",
+            passes_empty=False,
+        )
+    ),
     Kind("paths", lambda _: "not set"),
 ]

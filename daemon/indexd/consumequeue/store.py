@@ -28,7 +28,7 @@ from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, Recove
 from indexd.storage.disk import Disk
 
 if TYPE_CHECKING:
-    from indexd.storage.disk import Buffer
+    from typing_extensions import Buffer
 
 
 class QueueFiles:

@@ -32,7 +32,7 @@ from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
 
 if TYPE_CHECKING:
-    from indexd.storage.disk import Buffer
+    from typing_extensions import Buffer
 
 # Entries that are collected before they are written: 1.25 MiB.
 ENTRIES_PER_WRITE = 65536

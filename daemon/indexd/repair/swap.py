@@ -39,7 +39,7 @@ from indexd.audit.plan import is_index_file
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader
-from indexd.storage.disk import Disk, is_temporary
+from indexd.storage.disk import TEMPORARY, Disk
 
 # The version before wrote "undoing" ahead of an undo's exchange: the inode tells the same.
 State = Literal["building", "ready", "done", "undoing", "undone"]
@@ -47,7 +47,7 @@ State = Literal["building", "ready", "done", "undoing", "undone"]
 REPAIR_PREFIX = "indexd-repair-"
 _NAME = re.compile(REPAIR_PREFIX + r"[0-9]{8}T[0-9]{6}Z")
 _UNDONE = ".undone"
-_OURS = ("manifest", "checkpoint")
+_OURS = {"manifest", "checkpoint", "manifest" + TEMPORARY, "checkpoint" + TEMPORARY}
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _Long = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -147,7 +147,7 @@ class RepairFolder:
                 raise
         names = [*self._disk.list_dirs(self.path), *(name for name, _ in self._disk.list_dir(self.path))]
         # A crash may have left some of the first manifest.
-        if not all(is_temporary(name, self.manifest_path.name) for name in names):
+        if names not in ([], [self.manifest_path.name + TEMPORARY]):
             raise self._strange("it has no manifest, so no repair is known that has made it")
         return Manifest.first()
 
@@ -167,7 +167,7 @@ class RepairFolder:
         disk = self._disk
         folders = disk.list_dirs(self.path)
         strange = [name for name in folders if name != "index"]
-        strange += [name for name, _ in disk.list_dir(self.path) if not _is_ours(name)]
+        strange += [name for name, _ in disk.list_dir(self.path) if name not in _OURS]
         if "index" in folders:
             strange += [f"index/{name}" for name in disk.list_dirs(self.index)]
             strange += [f"index/{name}" for name, _ in disk.list_dir(self.index) if not is_index_file(name)]
@@ -195,10 +195,6 @@ class RepairFolder:
 
     def _strange(self, text: str) -> CorruptDataError:
         return CorruptDataError(f"{self.path} is left as it is: {text}", move_away(self.path))
-
-
-def _is_ours(name: str) -> bool:
-    return name in _OURS or any(is_temporary(name, target) for target in _OURS)
 
 
 _INDEX_TIMESTAMP_AT, _FIELD = 16, struct.Struct(">q")

@@ -122,7 +122,7 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
     daemon = None
     try:
         if not instance.lock.is_held():
-            instance.lock.renew()
+            instance.lock.acquire()
         instance.starts.begin()
         opened = open_for_run(instance, damage=damage, check_stop=wish.check, log_limit=around.log_limit)
         wish.check()

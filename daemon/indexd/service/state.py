@@ -332,7 +332,7 @@ class DirectoryWatch:
         """Take the lock again if its file is gone; BusyError if another instance has it by now. First of all."""
         if self._lock.is_held():
             return []
-        self._lock.renew()
+        self._lock.acquire()
         return [self._files.lock.name]
 
     def check_index(self, pipeline: Pipeline) -> None:

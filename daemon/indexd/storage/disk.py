@@ -18,29 +18,23 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from indexd.errors import DiskError, MissingOk
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    class Buffer(Protocol):
-        """Anything that ``os.pwrite`` takes: bytes, memoryview, a contiguous array."""
-
-        def __buffer__(self, flags: int, /) -> memoryview: ...
+    from typing_extensions import Buffer  # what ``os.pwrite`` takes: bytes, memoryview, a contiguous array
 
 
 _RENAME_EXCHANGE = 2
-_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+#: What the name of a file ends with while ``write_atomically`` writes it.
+TEMPORARY = ".tmp"
 _NAMING = os.O_PATH | os.O_CLOEXEC
 _LINKS_MAX = 40  # as the kernel's own
 libc = ctypes.CDLL(None, use_errno=True)
@@ -69,13 +63,8 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def open_at(directory: int, name: str, flags: int, mode: int = 0) -> int:
-    """As ``os.open``, but for links: they are refused, wherever they lead."""
-    try:
-        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=directory)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link") from None
-        raise
+    """As ``os.open``, but for links: they are refused (ELOOP), wherever they lead."""
+    return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=directory)
 
 
 def open_file_at(directory: int, name: str, mode: int | None, *, create: bool) -> int:
@@ -156,7 +145,7 @@ class _Named:
     def __enter__(self) -> None:
         os.fspath(self._path)  # a place that is not on this machine raises here, by its whole name
 
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         if isinstance(error, OSError):
             raise DiskError(self._operation, self._path, error) from error
 
@@ -262,9 +251,7 @@ class DiskFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -324,9 +311,11 @@ class Disk:
         """Replace ``path`` by ``data``: temporary file, fsync, rename, fsync of the directory (decision 5).
 
         Without ``durable`` both fsyncs are left out: readers still never see half a file. With ``like`` it has the
-        owner, the group and the rights of that before it has its name. What a crash has left of an earlier one goes.
+        owner, the group and the rights of that before it has its name. One writer a file at a time.
         """
-        temporary = self.temporary_for(path)
+        temporary = path.with_name(path.name + TEMPORARY)
+        if self.exists(temporary):  # of a writer that has died
+            self.unlink(temporary)
         try:
             with self.open_write(temporary, create=True) as file:
                 file.pwrite(data, 0)
@@ -335,32 +324,12 @@ class Disk:
                 if durable:
                     file.fsync()
             self.rename(temporary, path)
-        except BaseException as error:
+        except BaseException:
             with suppress(DiskError):  # the error itself is what has to be said
                 self.unlink(temporary)
-            if isinstance(error, DiskError):  # without the word: the same failure has the same text
-                error.args = (error.args[0].replace(temporary.name, f"{path.name}.tmp"),)
-                error.operation = error.operation.replace(temporary.name, f"{path.name}.tmp")
             raise
         if durable:
             self.sync_dir(path.parent)
-
-    def temporary_for(self, path: Path) -> Path:
-        """A name beside ``path`` in whose way nobody can put anything; what a crash has left under such a one goes."""
-        try:
-            names = self.stamps(path.parent)
-        except DiskError as error:
-            if not error.is_forbidden:  # to write there does not take the right to look
-                raise
-            names = {}
-        for name in names:
-            if is_temporary(name, path.name):
-                self.unlink(path.with_name(name))
-        return path.with_name(f"{path.name}.{self.random_word()}.tmp")
-
-    def random_word(self) -> str:
-        """16 hex digits that cannot be known before."""
-        return secrets.token_hex(8)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename, replacing a file that is there."""
@@ -479,8 +448,3 @@ class OutputDisk(Disk):
     """For what a user has written where he says, a report, a table, an export: his umask says who may read it."""
 
     file_mode = directory_mode = None
-
-
-def is_temporary(name: str, target: str) -> bool:
-    """Whether ``temporary_for`` made this name for ``target``."""
-    return name.startswith(target) and _TEMPORARY.fullmatch(name, len(target)) is not None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import platform
 import re
 import threading
 from contextlib import suppress
@@ -89,15 +88,10 @@ def resident_pages(fd: int, size: int) -> bytes:
     return answer.raw.translate(_RESIDENT_BIT)
 
 
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE = 1, 0, 3 << 13
-_NICE_MAX = 19
-
-
 def take_lowest_priority() -> None:
-    """Of the calling thread; where a sandbox does not allow it, it stays as it is."""
+    """Of the calling thread, for the processor and, by the kernel's default, for the disk, too.
+
+    Where a sandbox does not allow it, it stays as it is.
+    """
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE_MAX)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        libc.syscall(number, _WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

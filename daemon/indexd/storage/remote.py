@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyarrow import fs
-
-    from indexd.storage.disk import Buffer
+    from typing_extensions import Buffer
 
 # What an object store's answer says where a file system has a number.
 _CAUSES = (
@@ -71,10 +70,9 @@ def named(operation: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, NotImplementedError) as error:
-        number = getattr(error, "errno", None)
         text = " ".join(str(error).split()[:60])
-        if number is None:
-            number = next((found for word, found in _CAUSES if word in text), errno.EIO)
+        said = next((number for word, number in _CAUSES if word in text), errno.EIO)
+        number = getattr(error, "errno", None) or said
         failed = DiskError(operation, path, OSError(number, text))
         if isinstance(path, RemotePath) and path.scheme != "file" and not failed.is_missing:
             failed.hint = "check the URI, the credentials and the network"
@@ -140,7 +138,9 @@ class RemoteDisk(Disk):
         """The stamp of the file that has that name; its inode is 0."""
         if not isinstance(path, RemotePath):
             return super().stamp(path)
-        info = _info("stat", path)
+        system, place = locate(path)
+        with named("stat", path):
+            info = system.get_file_info(place)
         if not info.type:
             raise DiskError("stat", path, FileNotFoundError(errno.ENOENT, "there is no such file"))
         return Stamp(info.size or 0, info.mtime_ns or 0, 0)
@@ -157,12 +157,6 @@ class RemoteDisk(Disk):
         if not isinstance(path, RemotePath):
             return super().list_dirs(path)
         return sorted(info.base_name for info in _list(path) if not info.is_file)
-
-
-def _info(operation: str, path: RemotePath) -> fs.FileInfo:
-    system, place = locate(path)
-    with named(operation, path):
-        return system.get_file_info([place])[0]
 
 
 def _list(path: RemotePath) -> list[fs.FileInfo]:
