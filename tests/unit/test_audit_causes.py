@@ -248,7 +248,7 @@ def test_a_broker_that_is_told_not_to_index(broker: Broker) -> None:
     says(one(broker), "index-off", "indexFileWriteEnable is false in broker.conf")
 
 
-SEGMENTS = tuple(SegmentStart(100 * n, 100 * n + 100, T0 + 10_000 * n) for n in range(30))
+SEGMENTS = tuple(SegmentStart(100 * n, T0 + 10_000 * n) for n in range(30))
 
 
 @pytest.fixture

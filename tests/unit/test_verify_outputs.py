@@ -328,7 +328,7 @@ def test_queues_and_segments_that_the_frontier_leaves_out(built: Built) -> None:
         (built.name(built.pair_of(segment.base)[0]), 0, "entry-log"),
     ]
     assert "the unit is none" in report.findings.kept[0].text
-    assert "the frontier names no sparse indexes of it" in report.findings.kept[1].text
+    assert "the frontier says nothing of the segment" in report.findings.kept[1].text
 
 
 def test_queues_and_segments_of_which_the_log_has_nothing(built: Built) -> None:

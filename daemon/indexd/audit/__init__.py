@@ -5,7 +5,6 @@ task of its own: one process goes through them in order, Spark through many at o
 
 ``plan``     the index folder, which RocketMQ indexed each file, and tasks that together cover the whole log once
 ``task``     one stretch of the log, decoded and compared with files that are checked; the rate of reading
-``kernel``   chains of a file walked, compiled
 ``queues``   the ConsumeQueues beside the messages
 ``result``   what a task came to, and all together: holes, findings, totals
 ``causes``   why the keys of a hole are not findable; what a crash right now would cost

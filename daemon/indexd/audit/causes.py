@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from indexd.audit.plan import AuditPlan, index_folder
@@ -22,7 +22,6 @@ from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.load import index_key, writes_index
-from indexd.config.units import RemotePath
 from indexd.errors import CorruptDataError, MissingOk
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.check import time_difference
@@ -34,10 +33,9 @@ from indexd.storage.lock import BrokerLock, look_at_lock
 
 @dataclass(frozen=True, slots=True)
 class SegmentStart:
-    """Segment ``[begin, end)``; ``store_timestamp`` of its first frame, ms, None when no frame stands there."""
+    """Segment from ``begin`` on; ``store_timestamp`` of its first frame, ms, None when no frame stands there."""
 
     begin: int
-    end: int
     store_timestamp: int | None
 
 
@@ -61,25 +59,26 @@ class StoreState:
         return self.lock.alive is True
 
 
+def read_checkpoint(disk: Disk, store: Path) -> StoreCheckpoint | None:
+    """The broker's checkpoint; None where there is none, or too short a one."""
+    with suppress(CorruptDataError), MissingOk():
+        return StoreCheckpoint.unpack(disk.read(store / "checkpoint"), store / "checkpoint")
+    return None
+
+
 def look_at_store(disk: Disk, config: Config) -> StoreState:
     """Look once. Raises UsageError, UnsafeStoreError and DiskError, and what listing the log raises."""
     store = index_folder(config).parent
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     with FrameReader(disk, log) as frames:
         firsts = [(segment, frames.evidence(segment.base)) for segment in log.segments]
-    checkpoint = None
-    with suppress(CorruptDataError), MissingOk():
-        checkpoint = StoreCheckpoint.unpack(disk.read(store / "checkpoint"), store / "checkpoint")
-    is_copy = isinstance(store, RemotePath)
     return StoreState(
-        lock=BrokerLock(False, None, "none", f"{store} is a copy behind a URI")
-        if is_copy
-        else look_at_lock(store / "lock"),
+        lock=look_at_lock(store / "lock"),
         has_lock_file=disk.exists(store / "lock"),
         has_abort=disk.exists(store / "abort"),
-        checkpoint=checkpoint,
+        checkpoint=read_checkpoint(disk, store),
         segments=tuple(
-            SegmentStart(segment.base, segment.end, first.store_timestamp if first is not None else None)
+            SegmentStart(segment.base, first.store_timestamp if first is not None else None)
             for segment, first in firsts
         ),
         looked_at=int(time.time() * 1000),

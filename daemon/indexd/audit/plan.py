@@ -34,11 +34,19 @@ from indexd.commitlog.lookup import FrameReader, LogView
 from indexd.commitlog.segments import list_segments
 from indexd.compare.index import numbered
 from indexd.config import Config
-from indexd.config.units import RemotePath
 from indexd.errors import DiskError, MissingOk, UnsafeStoreError, UsageError
 from indexd.findings import Findings
 from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries
-from indexd.index.format import FLAVOURS, HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexLayout, index_key_hash, unpack_slot
+from indexd.index.format import (
+    FLAVOURS,
+    HEADER_SIZE,
+    SLOT_SIZE,
+    Flavour,
+    IndexHeader,
+    IndexLayout,
+    index_key_hash,
+    unpack_slot,
+)
 from indexd.recovery.log_range import NEVER
 from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk, DiskFile
@@ -289,7 +297,8 @@ def _count(runs: Sequence[tuple[int, list[int]]], lookup: LogView, votes: Counte
     # The first and the last message may go on beside the window, and so may one beside an entry that belongs to no
     # message, for that entry may have been its own: they say nothing.
     messages = [lookup.at(offset) if offset >= 0 else None for offset, _ in runs]
-    wanted = [_keys(one) if isinstance(one, Message) else None for one in messages]
+    kinds = [FLAVOURS[name] for name in FLAVOUR_NAMES]
+    wanted = [[_key_hashes(one, kind) for kind in kinds] if isinstance(one, Message) else None for one in messages]
     is_own = [keys is not None and set(run) <= set(keys[-1]) for (_, run), keys in zip(runs, wanted, strict=True)]
     for at in range(1, len(runs) - 1):
         offset, keys = runs[at][0], wanted[at]
@@ -298,21 +307,19 @@ def _count(runs: Sequence[tuple[int, list[int]]], lookup: LogView, votes: Counte
             votes.update(fits if len(fits) < len(FLAVOUR_NAMES) else ())
 
 
-def _keys(message: Message) -> list[list[int]]:
-    # The key hashes that each flavour writes, in the order in which it does (spec rocketmq-store 4.2, 4.3).
-    uniq = [index_key_hash(message.topic, message.uniq_key)] if message.uniq_key is not None else []
-    keys = [index_key_hash(message.topic, key) for key in message.keys]
-    tags = [index_key_hash(message.topic, message.tags, "T")] if message.tags else []
-    kinds = [FLAVOURS[name] for name in FLAVOUR_NAMES]
-    return [
-        [*(uniq if kind.uniq_key else []), *keys, *(tags if kind.tags else [])]
-        if message.sys_flag & 0xC not in kind.skipped_types
-        else []
-        for kind in kinds
-    ]
+def indexed_keys(message: Message, flavour: Flavour) -> list[tuple[str | None, str]]:
+    """Index types and keys that a message is indexed by, in RocketMQ's order (spec rocketmq-store 4.2, 4.3)."""
+    if message.sys_flag & 0xC in flavour.skipped_types:
+        return []
+    uniq = [(None, message.uniq_key)] if flavour.uniq_key and message.uniq_key is not None else []
+    tags = [("T", message.tags)] if flavour.tags and message.tags else []
+    return [*uniq, *((None, key) for key in message.keys), *tags]
 
 
-_DEFAULT = "default"
+def _key_hashes(message: Message, flavour: Flavour) -> list[int]:
+    return [index_key_hash(message.topic, key, kind) for kind, key in indexed_keys(message, flavour)]
+
+
 # A broker dispatches a message some milliseconds after it was written.
 _PATIENCE = 2.0
 _PAUSE = 0.05
@@ -366,8 +373,8 @@ class AuditPlan:
 
 
 def is_live(store: Path) -> bool:
-    """Whether a broker is at work, or may be: it locks STORE/lock, which is asked for and never taken. No copy is."""
-    return not isinstance(store, RemotePath) and look_at_lock(store / "lock").alive is not False
+    """Whether a broker is at work, or may be: it locks STORE/lock, which is asked for and never taken."""
+    return look_at_lock(store / "lock").alive is not False
 
 
 def plan_audit(
@@ -385,24 +392,23 @@ def plan_audit(
     are further offsets at which messages begin; ``eras``, if given, are not asked for. Raises UsageError,
     UnsafeStoreError, MissingStoreError, DiskError.
     """
-    folder, layout, store = folder or index_folder(config), layout_of(config), config.store.store
-    disk = scattered(disk)
+    layout, disk, live = layout_of(config), scattered(disk), is_live(index_folder(config).parent)
+    folder = folder or index_folder(config)
     probe = LogProbe(disk, config)
     log = probe.log
     log_begin, log_end = log.min_offset or 0, log.segments[-1].end if log.segments else 0
-    live = store is not None and is_live(store)
     written = segments.log_end(disk, log, log_begin)
     if live:
         _wait_for_dispatch(disk, folder, written)
     findings = Findings()
     sizes = list_index(disk, folder, findings)
-    is_given = all(config.provenance.get(key, _DEFAULT) != _DEFAULT for key in ("hash_slot_num", "index_num"))
+    is_given = config.is_given("hash_slot_num") and config.is_given("index_num")
     files = look_at(disk, folder, sizes, layout, probe, is_layout_given=is_given)
     note_names(files, sizes, layout, findings)
     if live:
         # The last indexed message may lack some of its keys still.
         log_end = min(max([written, *(file.end for file in files)]), log_end)
-    given = config.provenance.get("flavour", _DEFAULT) != _DEFAULT
+    given = config.is_given("flavour")
     if not (eras or given):
         eras = detect_flavours(disk, config, folder, layout, files)
     eras = eras or (FlavourRange(0, config.index.flavour),)

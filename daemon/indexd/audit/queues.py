@@ -76,17 +76,16 @@ class QueueMatcher:
         self._rows = 0
         self._seen = QueuesSeen()
 
-    def take(self, batch: DispatchBatch, first: int, last: int) -> None:
-        """Messages ``first`` .. ``last - 1`` of a batch."""
-        columns, at, seen = batch.columns, slice(first, last), self._seen
-        flags = columns.sys_flag[at]
+    def take(self, batch: DispatchBatch) -> None:
+        """The next messages."""
+        columns, seen, flags = batch.columns, self._seen, batch.columns.sys_flag
         enters = np.isin(flags & _TRANSACTION, (0, _COMMIT))
         is_batch = flags & FLAG_INNER_BATCH != 0
         seen.skipped_messages += int((enters & is_batch).sum())
-        keys = columns.topic_id[at].astype(np.int64) << 32 | (columns.queue_id[at].astype(np.int64) & _LOW_32)
+        keys = columns.topic_id.astype(np.int64) << 32 | (columns.queue_id.astype(np.int64) & _LOW_32)
         order = np.argsort(keys, kind="stable")
         order = order[(enters & ~is_batch)[order]]
-        values = [column[at] for column in (columns.phy_offset, columns.size, columns.queue_offset, columns.tags_code)]
+        values = (columns.phy_offset, columns.size, columns.queue_offset, columns.tags_code)
         for rows in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
             key = int(keys[rows[0]])
             topic = decode_utf8(batch.topics.raw_name(key >> 32))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from indexd.audit.plan import (
     AuditPlan,
     AuditTask,
     flavour_at,
+    index_folder,
+    indexed_keys,
     is_live,
     layout_of,
     list_index,
@@ -43,7 +45,7 @@ from indexd.config import Config
 from indexd.config.units import printable
 from indexd.errors import BusyError, CorruptDataError, DiskError, MissingOk, UsageError
 from indexd.findings import Findings
-from indexd.index.format import FLAVOURS, Flavour, index_key_hash
+from indexd.index.format import FLAVOURS, index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.output import ProgressReporter
 from indexd.query.message import TIME_MAX
@@ -173,8 +175,8 @@ def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: O
             ended(task, parts[-1])
         return parts
 
-    store, rate = config.store.store, config.limits.read_rate_max
-    if options.yields and store is not None and is_live(store):
+    rate = config.limits.read_rate_max
+    if options.yields and is_live(index_folder(config).parent):
         take_lowest_priority()
     size = max(rate * _TASK_SECONDS if rate else _TASK_SIZE, _FILES_PER_TASK * layout_of(config).file_size)
     # What is not kept need not be cut: each piece of a stretch reads its index file again.
@@ -280,9 +282,7 @@ def _orphans(parts: Sequence[TaskResult]) -> tuple[Orphans, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-@lru_cache
-def _part_type() -> TypeAdapter[TaskResult]:
-    return TypeAdapter(TaskResult)
+_PART = TypeAdapter(TaskResult)
 
 
 @contextmanager
@@ -345,7 +345,7 @@ class ResumeFile:
         for task in plan.tasks:
             digest = self._digests[id(task)] = self._digest(task, stamps)
             try:
-                found.append(_part_type().validate_python(self._parts[digest]))
+                found.append(_PART.validate_python(self._parts[digest]))
             except (KeyError, ValidationError):
                 found.append(None)
         return found
@@ -354,7 +354,7 @@ class ResumeFile:
         """Write it down, durably, unless what it was made from has changed meanwhile."""
         digest = self._digests[id(task)]
         if digest and digest == self._digest(task, self._stamps(task.folder)):
-            row = {"task": digest, "part": _part_type().dump_python(part, mode="json")}
+            row = {"task": digest, "part": _PART.dump_python(part, mode="json")}
             self._append(json.dumps(row).encode() + b"\n")
 
     def _append(self, data: bytes) -> None:
@@ -411,10 +411,12 @@ def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[TaskResult]
                 files.append(IndexFileReader(opened, layout_of(config)))
         for turn, offset in enumerate(offsets):
             message = lookup.at(offset)
-            names = _names(message, FLAVOURS[flavour_at(plan.eras, offset)]) if isinstance(message, Message) else []
-            if not isinstance(message, Message) or not names or time.monotonic() > deadline:
+            if not isinstance(message, Message) or time.monotonic() > deadline:
                 continue
-            index_type, key = names[turn % len(names)]
+            keys = indexed_keys(message, FLAVOURS[flavour_at(plan.eras, offset)])
+            if not keys:  # another message stands there now
+                continue
+            index_type, key = keys[turn % len(keys)]
             answers.asked += 1
             for share in answers.shares:
                 width = share["rangeMs"] or TIME_MAX
@@ -437,12 +439,3 @@ def select(files: Sequence[IndexFileReader], key_hash: int, begin: int, end: int
         if header.begin_timestamp < begin or len(found) >= _MAX_NUM:
             break
     return found
-
-
-def _names(message: Message, flavour: Flavour) -> list[tuple[str | None, str]]:
-    # What it is indexed by: types and keys.
-    if message.sys_flag & 0xC in flavour.skipped_types:
-        return []
-    uniq = [(None, message.uniq_key)] if flavour.uniq_key and message.uniq_key else []
-    tags = [("T", message.tags)] if flavour.tags and message.tags else []
-    return [*uniq, *((None, key) for key in dict.fromkeys(message.keys)), *tags]

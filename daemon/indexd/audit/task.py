@@ -22,22 +22,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.audit.kernel import walk_chains
 from indexd.audit.plan import AuditTask, LogProbe, layout_of
 from indexd.audit.queues import QueueMatcher
 from indexd.audit.result import BrokerFile, Gap, Orphans, TaskResult
-from indexd.commitlog import batcher
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.batcher import load_kernels as load_decoder
 from indexd.commitlog.reader import Skipped
 from indexd.compare.index import BEHIND_LOG, NO_KEYS, ComparedFile, Keys, Match, compare_files, keys_of
 from indexd.config import Config
 from indexd.errors import DiskError, MissingOk
 from indexd.findings import Findings
 from indexd.index.check import check_slots, note_entries
-from indexd.index.check_kernel import PHY_NEGATIVE, PHY_ORDER, PHY_OUTSIDE
+from indexd.index.check_kernel import PHY_NEGATIVE, PHY_ORDER, PHY_OUTSIDE, walk_chains
 from indexd.index.entries import ENTRIES_PER_READ, WalkedEntries, first_entry_at, read_entries, walk_entries
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.output import Condition
-from indexd.recovery.log_range import NEVER, LogRange, Rows
+from indexd.recovery.log_range import NEVER, LogRange
 from indexd.recovery.open import decode_rules
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
@@ -119,10 +119,7 @@ def _compare(
     workers: int,
     on_bytes: Callable[[int], None],
 ) -> TaskResult:
-    part = TaskResult()
-    if task.begin >= task.end:
-        return part
-    files: list[ComparedFile] = []
+    part, files = TaskResult(), list[ComparedFile]()
     for broker_file, check in zip(task.files, checks, strict=True):
         if check is not None:
             header, path = replace(broker_file.header, index_count=broker_file.count), task.folder / broker_file.name
@@ -133,11 +130,11 @@ def _compare(
     log = LogRange(task.begin, task.end, task.aligned, task.flavour, task.queues, task.log_end)
     queues, done = QueueMatcher(disk, config, wait) if task.queues else None, task.begin
     for item in log.read(disk, config, workers):
-        if isinstance(item, Rows):
-            keys = keys_of(*item, FLAVOURS[task.flavour].skip_mask)
+        if isinstance(item, DispatchBatch):
+            keys = keys_of(item, FLAVOURS[task.flavour].skip_mask)
             _count(part, task, keys, compare_files(keys, int(keys.phy_offset[-1]) + 1, files))
             if queues is not None:
-                queues.take(*item)
+                queues.take(item)
         else:
             _skip(part, files, item)
         wait(log.position - done)
@@ -160,9 +157,9 @@ def _compare(
         part.queues = queues.finish()
     part.holes.prune()
     probe = LogProbe(disk, config)
-    for at, hole in enumerate(part.holes.runs):
-        if hole is not None:
-            part.holes.runs[at] = replace(hole, end=probe.frame_end(hole.last) or hole.last)
+    part.holes.runs = [
+        None if hole is None else replace(hole, end=probe.frame_end(hole.last) or hole.last) for hole in part.holes.runs
+    ]
     return part
 
 
@@ -305,4 +302,4 @@ def _reach(opened: DiskFile, count: int, layout: IndexLayout, slots: NDArray[np.
 
 def load_kernels(config: Config) -> None:
     """Compile the decoder, or load it from where it is kept: seconds, or half a second. The rest comes when needed."""
-    batcher.load_kernels(decode_rules(config))
+    load_decoder(decode_rules(config))

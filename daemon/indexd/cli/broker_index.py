@@ -184,13 +184,12 @@ def _undo(args: argparse.Namespace, config: Config) -> int:
             )
         return bool(args.yes) or _says_yes(f"put back the index of {folder.name}?")
 
-    undone = take_back(Disk(), config, confirm)
+    folder, entries = take_back(Disk(), config, confirm)
     if wants_json(args):
-        folder = None if undone is None else str(undone.folder)
-        print_json({"kind": "undo", "folder": folder, "entriesSince": undone.entries if undone else 0})
-    elif undone is not None:
-        print_line(f"the old index is back; the one that was there is in {printable(str(undone.folder / 'index'))}")
-    return EXIT_FINDINGS if undone is None else 0
+        print_json({"kind": "undo", "folder": None if folder is None else str(folder), "entriesSince": entries})
+    elif folder is not None:
+        print_line(f"the old index is back; the one that was there is in {printable(str(folder / 'index'))}")
+    return EXIT_FINDINGS if folder is None else 0
 
 
 def _says_yes(question: str) -> bool:

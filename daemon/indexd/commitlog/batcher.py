@@ -107,6 +107,23 @@ def before(batch: DispatchBatch, end: int) -> DispatchBatch:
     return replace(batch, rows=rows, end_offset=end, crc=None)
 
 
+def within(batch: DispatchBatch, begin: int, end: int) -> DispatchBatch:
+    """The messages of ``batch`` that begin in ``[begin, end)``, in the same arrays: nothing is copied."""
+    columns = batch.columns
+    first, last = (int(row) for row in columns.phy_offset[: batch.rows].searchsorted((begin, end)))
+    cut = {name: column[first:last] for name, column in columns._asdict().items() if name != "key_hash"}
+    cut["key_start"] = columns.key_start[first : last + 1]
+    bounds = max(begin, batch.begin_offset), min(end, batch.end_offset)
+    return replace(
+        batch,
+        columns=columns._replace(**cut),
+        rows=last - first,
+        begin_offset=bounds[0],
+        end_offset=bounds[1],
+        crc=None,
+    )
+
+
 def no_messages(offset: int, topics: TopicTable) -> DispatchBatch:
     """A batch of nothing at all, which tells what is known of the log that ends at ``offset``."""
     columns = make_columns(0, 0)

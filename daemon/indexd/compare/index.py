@@ -90,16 +90,15 @@ def joined(parts: Sequence[Entries]) -> Entries:
     return parts[0] if len(parts) == 1 else Entries(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
-def keys_of(batch: DispatchBatch, first: int, last: int, skip_mask: int) -> Keys:
-    """Messages ``first`` .. ``last - 1`` of a batch; those that ``skip_mask`` names have no keys."""
-    columns, at = batch.columns, slice(first, last)
-    starts = columns.key_start[first : last + 1].astype(np.int64)
-    counts = np.diff(starts)
-    row, hashes = np.repeat(np.arange(last - first), counts), columns.key_hash[starts[0] : starts[-1]]
-    is_indexed = skip_mask >> (columns.sys_flag[at].astype(np.int64) & 0xC) & 1 == 0
+def keys_of(batch: DispatchBatch, skip_mask: int) -> Keys:
+    """The messages of a batch; those that ``skip_mask`` names have no keys."""
+    columns, rows = batch.columns, batch.rows
+    starts = columns.key_start[: rows + 1].astype(np.int64)
+    row, hashes = np.repeat(np.arange(rows), np.diff(starts)), columns.key_hash[starts[0] : starts[-1]]
+    is_indexed = skip_mask >> (columns.sys_flag[:rows].astype(np.int64) & 0xC) & 1 == 0
     if not is_indexed.all():
         row, hashes = row[is_indexed[row]], hashes[is_indexed[row]]
-    return Keys(columns.phy_offset[at], columns.store_timestamp[at], row, hashes)
+    return Keys(columns.phy_offset[:rows], columns.store_timestamp[:rows], row, hashes)
 
 
 #: Where the log has no message.

@@ -22,7 +22,7 @@ from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.lookup import Evidence, RangeChecksum
 from indexd.commitlog.reader import LogReader
 from indexd.compare.index import ComparedFile, Keys, keys_of
-from indexd.compare.secondary import QueueComparison
+from indexd.compare.secondary import QueueComparison, phy_offsets
 from indexd.errors import DisturbedError
 from indexd.index.entries import phy_offset_of
 from indexd.index.format import FileMark, Flavour, IndexLayout
@@ -203,7 +203,7 @@ def _walk(
             entries.seek(begin)
             sound, queues = compared.copy(), comparison.queues_from(begin)
         else:
-            differs = entries.differs(keys_of(poll, 0, poll.rows, flavour.skip_mask), poll.end_offset, end)
+            differs = entries.differs(keys_of(poll, flavour.skip_mask), poll.end_offset, end)
             if differs is None and poll.end_offset > end and _frame_before(poll, compared_until, end) != end:
                 differs = end
             # Where that frame begins; the last batch ended before this one where a segment ends in between.
@@ -239,7 +239,7 @@ def _without_more(queues: QueueComparison | None, sound: Agreed, agreed: Agreed)
     assert agreed.phy_offset is not None
     if queues is None:
         return agreed
-    left = min((offset for more in queues.more() for offset in more.phy_offsets), default=agreed.phy_offset)
+    left = min((offset for more in queues.more() for offset in phy_offsets(more)), default=agreed.phy_offset)
     if left >= agreed.phy_offset:
         return agreed
     return replace(sound, reason=f"the queues name a message at {left} that the log does not hold")

@@ -330,6 +330,10 @@ class Config(Stage):
         default_factory=dict, repr=False, description="key -> where its value came from, for status and the log"
     )
 
+    def is_given(self, key: str) -> bool:
+        """Whether anybody has said it: an option, the environment, a file."""
+        return self.provenance.get(key, "default") != "default"
+
 
 SECTIONS = (
     *("store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log"),

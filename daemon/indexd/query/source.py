@@ -22,6 +22,7 @@ from indexd.commitlog.decoder import Decoded, DecoderOptions, Message
 from indexd.commitlog.format import BLANK_SIZE, Corrupt, EndOfFile, NotYetWritten, Reason
 from indexd.commitlog.lookup import Cached, LogView
 from indexd.config import Config, flag_name
+from indexd.config.model import StoreConfig
 from indexd.consumequeue.format import QueueMark, is_topic_name, queue_directory
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, MissingOk, UnsafeStoreError, UsageError
@@ -213,7 +214,6 @@ def read_state(disk: Disk, path: Path) -> dict[str, Any]:
 
 
 T = TypeVar("T")
-_DEFAULT = "default"
 _FRAME_SIZE_MAX = 64 << 20
 #: Index files that one index keeps open.
 OPEN_FILES_MAX = 64
@@ -419,7 +419,7 @@ def check_as_built(config: Config, frontier: Frontier) -> None:
         ("hash_slot_num", frontier.layout.hash_slot_num, config.index.hash_slot_num),
         ("index_num", frontier.layout.index_num, config.index.index_num),
     ):
-        if config.provenance.get(key, _DEFAULT) != _DEFAULT and built != given:
+        if config.is_given(key) and built != given:
             raise UsageError(
                 f"{flag_name(key)} {given} (from {config.provenance[key]}), but {data} was built with {built}",
                 f"leave {flag_name(key)} out: the data directory knows it",
@@ -439,21 +439,23 @@ def _check_same_store(config: Config, frontier: Frontier, log: LogView) -> None:
     )
 
 
+def store_as_built(config: Config, frontier: Frontier) -> StoreConfig:
+    """Where the log is, and the size of its files: as given, else as the frontier knows it."""
+    known: dict[str, object] = {} if config.is_given("segment_size") else {"segment_size": frontier.segment_size}
+    if config.store.store is None and not config.store.commit_log_paths:
+        known["commit_log_paths"] = tuple(Path(path) for path in frontier.commit_log_paths)
+    return config.store.model_copy(update=known)
+
+
 def open_log(disk: Disk, config: Config, frontier: Frontier | None) -> LogView:
     """The log that was given, or else the one that the frontier names."""
-    directories = config.store.commit_log_directories
-    segment_size = config.store.segment_size
-    if frontier is not None:
-        if config.store.store is None and not config.store.commit_log_paths:
-            directories = tuple(Path(path) for path in frontier.commit_log_paths)
-        if config.provenance.get("segment_size", _DEFAULT) == _DEFAULT:
-            segment_size = frontier.segment_size
-    if not directories:
+    store = config.store if frontier is None else store_as_built(config, frontier)
+    if not store.commit_log_directories:
         raise UsageError(f"{config.store.data} names no store", "give the broker's storePathRootDir as --store")
     options = DecoderOptions(
-        config.store.delay_levels_ms, max(_FRAME_SIZE_MAX, 2 * config.reader.max_message_size), check_crc=False
+        store.delay_levels_ms, max(_FRAME_SIZE_MAX, 2 * config.reader.max_message_size), check_crc=False
     )
-    return LogView(disk, directories, segment_size, options)
+    return LogView(disk, store.commit_log_directories, store.segment_size, options)
 
 
 def known_frontier(disk: Disk, files: DataFiles) -> Frontier:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch, within
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config
@@ -17,18 +16,10 @@ from indexd.recovery.recover import once
 from indexd.storage.disk import Disk
 
 #: Behind every offset.
-NEVER = 1 << 62
+NEVER = (1 << 63) - 1
 _PAUSE = 0.002
 # So long the reader waits in all for what stands at the end of the log to be decided.
 _TAIL_SECONDS = 1.0
-
-
-class Rows(NamedTuple):
-    """Messages ``first`` .. ``last - 1`` of a batch."""
-
-    batch: DispatchBatch
-    first: int
-    last: int
 
 
 @dataclass(slots=True)
@@ -51,8 +42,8 @@ class LogRange:
     unreadable: Corrupt | None = None
     log_begin: int | None = None
 
-    def read(self, disk: Disk, config: Config, workers: int) -> Iterator[Rows | Skipped]:
-        """Rows in the order of the log; Skipped for what could not be read, cut to the range."""
+    def read(self, disk: Disk, config: Config, workers: int) -> Iterator[DispatchBatch | Skipped]:
+        """Batches in the order of the log, Skipped for what could not be read, both cut to the range."""
         kind = FLAVOURS[self.flavour]
         rules = decode_rules(config)._replace(
             want_uniq_key=kind.uniq_key, want_tags=kind.tags, want_queue=self.want_queue
@@ -67,11 +58,10 @@ class LogRange:
                 poll = reader.poll()
                 self.log_begin = reader.log.min_offset
                 if isinstance(poll, DispatchBatch):
-                    offsets = poll.columns.phy_offset[: poll.rows]
-                    first, last = (int(offsets.searchsorted(bound)) for bound in (self.begin, self.end))
                     self.position = max(self.begin, min(reader.position, self.end))
-                    if first < last:
-                        yield Rows(poll, first, last)
+                    batch = within(poll, self.begin, self.end)
+                    if batch.rows:
+                        yield batch
                 elif isinstance(poll, Skipped):
                     begin, end = max(poll.begin, self.begin), min(poll.end, self.end)
                     if begin < end:

@@ -16,14 +16,14 @@ import numpy as np
 from indexd.audit import AuditReport, AuditTask, TaskResult, audit_task, plan_audit
 from indexd.audit.plan import LogProbe, flavour_at, layout_of
 from indexd.audit.result import Gap
-from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch, within
 from indexd.commitlog.reader import Skipped
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.index.entries import phy_offset_of, read_entries
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
-from indexd.recovery.log_range import LogRange, Rows
+from indexd.recovery.log_range import LogRange
 from indexd.repair.plan import RepairPlan, RepairRange, findings_by_file
 from indexd.storage.disk import Disk
 
@@ -199,25 +199,18 @@ def _log_ranges(disk: Disk, config: Config, plan: RepairPlan, wanted: RepairRang
         yield LogRange(begin, stop, aligned, flavour_at(plan.eras, begin))
 
 
-def _clip(rows: Rows, wanted: RepairRange, flavour: Flavour) -> DispatchBatch | None:
+def _clip(batch: DispatchBatch, wanted: RepairRange, flavour: Flavour) -> DispatchBatch | None:
     # The first and last keys that belong here. Messages without keys at both ends go, too: a broker would make another
     # file for them where one is full, and it would stay empty.
-    batch, columns, part = rows.batch, rows.batch.columns, slice(rows.first, rows.last)
-    offsets = columns.phy_offset[part]
-    starts = columns.key_start[rows.first : rows.last + 1].copy()
+    columns = batch.columns
+    offsets, starts = columns.phy_offset, columns.key_start.copy()
     if wanted.end_key and offsets[-1] == wanted.end:
         starts[-1] = starts[-2] + wanted.end_key
     if wanted.begin_key and offsets[0] == wanted.begin:
         starts[0] += wanted.begin_key
-    skipped = flavour.skip_mask >> (columns.sys_flag[part] & 0xC) & 1
+    skipped = flavour.skip_mask >> (columns.sys_flag & 0xC) & 1
     keyed = np.flatnonzero((np.diff(starts) > 0) & (skipped == 0))
     if len(keyed) == 0:
         return None
-    first, behind = int(keyed[0]), int(keyed[-1]) + 1
-    kept = columns._replace(
-        phy_offset=offsets[first:behind],
-        store_timestamp=columns.store_timestamp[part][first:behind],
-        sys_flag=columns.sys_flag[part][first:behind],
-        key_start=starts[first : behind + 1],
-    )
-    return replace(batch, columns=kept, rows=behind - first)
+    first, last = (int(offsets[row]) for row in keyed[[0, -1]])
+    return within(replace(batch, columns=columns._replace(key_start=starts)), first, last + 1)

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -25,12 +26,13 @@ from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
 from indexd.audit.plan import LogProbe, flavour_at
 from indexd.audit.result import BrokerFile, FlavourRange, Hole
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.compare.index import keys_of
 from indexd.config import Config
 from indexd.index.entries import first_entry_at, read_entries
 from indexd.index.format import FLAVOURS, IndexHeader
 from indexd.pages.wording import counted, show_size
-from indexd.recovery.log_range import LogRange, Rows
+from indexd.recovery.log_range import LogRange
 from indexd.storage.disk import Disk
 
 _INDEX = "index/"
@@ -249,11 +251,6 @@ def _at_stake(report: AuditReport, kept: Sequence[BrokerFile], ends_at: int) -> 
     return tuple(file.name for file in kept if file.name in thrown and file.end < ends_at)
 
 
-class _Message(NamedTuple):
-    key_hashes: tuple[int, ...]
-    end: int
-
-
 # Names to spare where there is room: a key that a message has twice, and the index once, is not missing.
 _SPARE_FACTOR, _SPARE = 4, 8
 
@@ -272,7 +269,8 @@ class _Planner:
         self._capacity = max(report.plan.layout.index_num - 1, 1)
         self._holes = [hole for hole in self._audit.holes if hole.begin < ends_at]
         self._has_all_holes = self._audit.hole_count == len(self._audit.holes)
-        self._places: dict[tuple[str, bool], KeyPosition | None] = {}
+        # The same places are asked for again and again.
+        self._place = cache(self._find_place)
 
     def ranges(self, kept: Sequence[BrokerFile]) -> list[RepairRange] | BrokerFile:
         """Ranges in the order of the log; or the file that cannot stay as it is, so that others have to do."""
@@ -355,8 +353,7 @@ class _Planner:
     def _names(
         self, low: BrokerFile | None, high: BrokerFile | None, begin: KeyPosition, replaced: list[BrokerFile], keys: int
     ) -> tuple[str, ...] | None:
-        own = [file.name for file in replaced]
-        taken = {file.name for file in self._report.plan.files}.difference(own)
+        taken = {file.name for file in self._report.plan.files}.difference(file.name for file in replaced)
         holes = [hole.begin_timestamp for hole in self._holes if hole.last >= begin.offset]
         files = [file.header.begin_timestamp for file in replaced]
         # No name of the future, whatever a clock has written: the broker's next ones have to sort behind.
@@ -364,45 +361,39 @@ class _Planner:
         bounds = low.name if low is not None else None, high.name if high is not None else None
         count = -(-(keys + (0 if self._has_all_holes else self._audit.missing_keys)) // self._capacity)
         for wanted in (_SPARE_FACTOR * count + _SPARE, count + 1, count):
-            if (found := names_between(*bounds, wanted, own, taken, timestamp)) is not None:
+            if (found := names_between(*bounds, wanted, taken, timestamp)) is not None:
                 return found
         return None
 
-    def _place(self, file: BrokerFile, *, is_end: bool) -> KeyPosition | None:
+    def _find_place(self, file: BrokerFile, *, is_end: bool) -> KeyPosition | None:
         # Behind the last key that ``file`` holds, or before the first; None when those that it holds of its last
         # message are not the first ones, of its first message not the last ones.
-        if (file.name, is_end) not in self._places:
-            self._places[file.name, is_end] = self._find_place(file, is_end=is_end)
-        return self._places[file.name, is_end]
-
-    def _find_place(self, file: BrokerFile, *, is_end: bool) -> KeyPosition | None:
         offset = file.end if is_end else file.begin
-        message = self._message(offset)
-        if message is None:
+        end = self._probe.frame_end(offset)
+        whole = self._key_hashes(offset) if end is not None else None
+        if end is None or whole is None:
             # It cannot be read: what is missing of it, if anything, is no key that the log has.
             segment = self._probe.log.at(offset)
             behind = KeyPosition(offset + 1, 0, segment.base if segment is not None else offset + 1)
             return behind if is_end else KeyPosition(offset, 0, offset)
         # Key hashes of the entries that point there, in order; the file is in the order of the log.
-        layout, whole = self._report.plan.layout, message.key_hashes
+        layout = self._report.plan.layout
         with self._disk.open_read(self._report.plan.folder / file.name) as opened:
             first, last = (first_entry_at(opened, layout, 1, file.count, one) for one in (offset, offset + 1))
             held = tuple(read_entries(opened, layout, first, last - first)[:, 0].byteswap().tolist())
         key = len(held) if is_end else len(whole) - len(held)
         if held == whole:
-            return KeyPosition(message.end, 0, message.end) if is_end else KeyPosition(offset, 0, offset)
+            return KeyPosition(end, 0, end) if is_end else KeyPosition(offset, 0, offset)
         # A file of a single message that another shares does not say which of the keys it holds.
         is_known = file.begin < file.end and held == (whole[:key] if is_end else whole[max(key, 0) :])
         return KeyPosition(offset, key, offset) if is_known else None
 
-    def _message(self, offset: int) -> _Message | None:
-        end = self._probe.frame_end(offset)
-        if end is None:
-            return None
+    def _key_hashes(self, offset: int) -> tuple[int, ...] | None:
+        # Those of the message at ``offset``, None where it cannot be read.
         flavour = FLAVOURS[flavour_at(self._audit.eras, offset)]
         for item in LogRange(offset, offset + 1, offset, flavour.name).read(self._disk, self._config, 0):
-            if isinstance(item, Rows):
-                return _Message(tuple(keys_of(*item, flavour.skip_mask).key_hash.tolist()), end)
+            if isinstance(item, DispatchBatch):
+                return tuple(keys_of(item, flavour.skip_mask).key_hash.tolist())
         return None
 
 
@@ -419,14 +410,13 @@ def names_between(
     low: str | None,
     high: str | None,
     count: int,
-    own: Sequence[str],
     taken: Collection[str],
     store_timestamp: int,
 ) -> tuple[str, ...] | None:
     """``count`` names for new files, behind ``low`` and before ``high``; None without room.
 
-    ``own`` are names of files that they replace; these come first, if they are times. ``taken`` are those of other
-    files. ``store_timestamp``, ms, of the first message says where names begin that have no file before them.
+    ``taken`` are names of files that stay. ``store_timestamp``, ms, of the first message says where names begin that
+    have no file before them.
     """
     first = min(max(_EPOCH + store_timestamp, 0), len(_TIMES) - 1)
     if low is not None:
@@ -434,14 +424,10 @@ def names_between(
     elif high is not None:
         # So much room is left to the one behind it as is needed.
         first = max(min(first, _behind(high) - 2 - count - len(taken)), 0)
-    # Without its own names, if there is no room behind them.
-    for given in (sorted(name for name in own if name > (low or "") and _is_time(name)), []):
-        begin = max(first, _behind(max([low or "", *given])))
-        free = (name for at in _TIMES[begin:] if (name := _name(at)) not in taken)
-        names = (*given[:count], *islice(free, max(count - len(given), 0)))
-        if len(names) == count and (high is None or max(names, default="") < high):
-            return names
-    return None
+    free = (name for name in map(_name, _TIMES[first:]) if name not in taken)
+    names = tuple(islice(free, count))
+    is_room = len(names) == count and (high is None or max(names, default="") < high)
+    return names if is_room else None
 
 
 def _name(at: int) -> str:
@@ -452,8 +438,3 @@ def _name(at: int) -> str:
 def _behind(name: str) -> int:
     # The first time whose name sorts behind ``name``, be that a time or not.
     return bisect_right(_TIMES, name, key=_name)
-
-
-def _is_time(name: str) -> bool:
-    at = _behind(name)
-    return at > 0 and _name(at - 1) == name

@@ -1,8 +1,8 @@
 """A repair from the first look to the last write: audit, plan, build beside, check, exchange; and its undo.
 
-The broker of the store is stopped and stays so: BrokerStopped holds its own lock from the first look to the last write.
-check_place and check_room look, before anything is read or built, whether folders can be exchanged there and whether
-there is room.
+The broker of the store is stopped and stays so: broker_stopped holds its own lock from the first look to the last
+write. check_place and check_room look, before anything is read or built, whether folders can be exchanged there and
+whether there is room.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.plan import index_folder, is_index_file, layout_of
@@ -27,7 +28,7 @@ from indexd.errors import DiskError, UnsafeStoreError
 from indexd.output import ProgressReporter
 from indexd.repair.build import BuiltRange, build_range, check_built, mark_end, refuse_losses
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
-from indexd.repair.swap import RepairFolder, Undone, index_timestamp_of, settle, swap, to_undo, undo
+from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, to_undo, undo
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.lock import StoreLock, look_at_lock
 
@@ -128,60 +129,52 @@ def check_room(disk: Disk, store: Path, size: int) -> None:
         )
 
 
-class BrokerStopped:
-    """For use in a ``with`` block. ``has_made_lock``: there was no lock file, so this is a copy, or a new store."""
-
-    def __init__(self, disk: Disk, store: Path) -> None:
-        self._disk, self._store = disk, store
-        self._path = store / "lock"
-        self._lock = StoreLock(self._path)
-        self.has_made_lock = False
-
-    def __enter__(self) -> Self:
-        """Take the lock. UnsafeStoreError if a broker runs, loads, or may do so; BusyError beside another repair."""
-        self._refuse_alive()
-        # What is made here belongs to whoever makes it, and the broker has to write to it.
-        owner = self._store.stat().st_uid
-        if os.geteuid() not in (0, owner):
-            raise UnsafeStoreError(
-                f"{self._store} belongs to user {owner}: a broker could not write to what this user makes there",
-                "run as that user, or as root",
-            )
-        try:
-            is_taken = self._lock.take()
-        except DiskError as error:
-            if not (error.is_forbidden or error.is_full or error.errno in _NO_LOCK_FILE):
-                raise
-            raise UnsafeStoreError(str(error), _MAKE_IT) from error
-        if not is_taken:
-            self._refuse_alive()
-            raise UnsafeStoreError(f"{self._path} is locked by another process", _STOP_IT)
-        try:
-            self.has_made_lock = self._lock.is_new
-            if self.has_made_lock:
-                self._disk.give(self._path, self._store)
-            self.check()
-        except BaseException:
-            self._lock.release()
+@contextmanager
+def broker_stopped(disk: Disk, store: Path) -> Iterator[StoreLock]:
+    """Hold the broker's own lock. UnsafeStoreError if a broker runs, loads, or may do so; BusyError beside another
+    repair.
+    """
+    lock = StoreLock(store / "lock")
+    _refuse_alive(store)
+    # What is made here belongs to whoever makes it, and the broker has to write to it.
+    owner = store.stat().st_uid
+    if os.geteuid() not in (0, owner):
+        raise UnsafeStoreError(
+            f"{store} belongs to user {owner}: a broker could not write to what this user makes there",
+            "run as that user, or as root",
+        )
+    try:
+        is_taken = lock.take()
+    except DiskError as error:
+        if not (error.is_forbidden or error.is_full or error.errno in _NO_LOCK_FILE):
             raise
-        return self
+        raise UnsafeStoreError(str(error), _MAKE_IT) from error
+    if not is_taken:
+        _refuse_alive(store)
+        raise UnsafeStoreError(f"{store / 'lock'} is locked by another process", _STOP_IT)
+    try:
+        if lock.is_new:
+            disk.give(store / "lock", store)
+        _refuse_loading(lock, store)
+        yield lock
+    finally:
+        lock.release()
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
-    def check(self) -> None:
-        """UnsafeStoreError if a broker is loading: it will not come to its start, and has perhaps changed something."""
-        pid = self._lock.other()
-        if pid is not None:
-            raise UnsafeStoreError(f"a broker, pid {pid}, has begun to load {self._store}", _STOP_IT)
+def _refuse_loading(lock: StoreLock, store: Path) -> None:
+    # It will not come to its start, and has perhaps changed something.
+    pid = lock.other()
+    if pid is not None:
+        raise UnsafeStoreError(f"a broker, pid {pid}, has begun to load {store}", _STOP_IT)
 
-    def _refuse_alive(self) -> None:
-        found = look_at_lock(self._path)
-        if found.alive is None:
-            raise UnsafeStoreError(f"whether a broker has {self._store} open cannot be told: {found.why}", _STOP_IT)
-        if found.alive:
-            why = f": {found.why}" if found.why else ""
-            raise UnsafeStoreError(f"a broker, pid {found.pid or 'unknown'}, has {self._store} open{why}", _STOP_IT)
+
+def _refuse_alive(store: Path) -> None:
+    found = look_at_lock(store / "lock")
+    if found.alive is None:
+        raise UnsafeStoreError(f"whether a broker has {store} open cannot be told: {found.why}", _STOP_IT)
+    if found.alive:
+        why = f": {found.why}" if found.why else ""
+        raise UnsafeStoreError(f"a broker, pid {found.pid or 'unknown'}, has {store} open{why}", _STOP_IT)
 
 
 def look(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool) -> PlannedRepair:
@@ -212,13 +205,13 @@ def repair(
     """
     began, store = time.monotonic(), index_folder(config).parent
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-    with BrokerStopped(disk, store) as stopped:
+    with broker_stopped(disk, store) as lock:
         check_place(store)
         # What is looked at must be what is exchanged.
         stamps = _stamps(disk, store)
         planned = _plan(disk, config, on_progress, everything=everything)
         plan = planned.plan
-        if stopped.has_made_lock:
+        if lock.is_new:
             note = "there was no lock file: this is a copy, or no broker since 4.2 has opened it; one is made"
             planned = replace(planned, notes=(note, *planned.notes))
         full = {file.name for file in planned.report.plan.files if file.is_readable and file.is_full}
@@ -231,7 +224,7 @@ def repair(
         folder, built = None, list[BuiltRange]()
         if is_wanted and plan.is_needed:
             deadline = began + (math.inf if seconds_max is None else seconds_max)
-            folder, built = _mend(disk, config, plan, stopped, stamps, full, deadline, on_progress)
+            folder, built = _mend(disk, config, plan, lock, stamps, full, deadline, on_progress)
         return Repaired(
             planned=planned,
             is_declined=planned.is_needed and not is_wanted,
@@ -239,7 +232,7 @@ def repair(
             folder=folder.path if folder is not None else None,
             built=tuple(built),
             left=tuple(plan.ranges[len(built) :]),
-            index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
+            index_timestamp=index_timestamp_of(disk, store),
             seconds=time.monotonic() - began,
         )
 
@@ -248,7 +241,7 @@ def _mend(
     disk: Disk,
     config: Config,
     plan: RepairPlan,
-    stopped: BrokerStopped,
+    lock: StoreLock,
     stamps: dict[str, Stamp],
     full: set[str],
     deadline: float,
@@ -261,25 +254,21 @@ def _mend(
         disk.make_dir(index)
         disk.give(index, store)
     folder = RepairFolder.make(disk, store, time.time())
-    try:
+    with ExitStack() as unless_built:
+        unless_built.callback(folder.remove)
         progress = ProgressReporter(on_progress, plan.bytes_to_read)
         built = _build(disk, config, folder, plan, progress, deadline)
-        is_done = built or not plan.ranges
-        kept = _complete(disk, config, store, folder, plan, built, full) if is_done else ()
-        if is_done:
-            check_built(disk, config, folder.index, plan, plan.ranges[: len(built)], progress)
-            stopped.check()
-            if _stamps(disk, store) != stamps:
-                raise UnsafeStoreError(
-                    f"{index} was changed by somebody else meanwhile: nothing was exchanged",
-                    "let nothing else write there, and run indexd repair again",
-                )
-    except BaseException:
-        folder.remove()
-        raise
-    if not is_done:
-        folder.remove()
-        return None, []
+        if plan.ranges and not built:
+            return None, []
+        kept = _complete(disk, config, store, folder, plan, built, full)
+        check_built(disk, config, folder.index, plan, plan.ranges[: len(built)], progress)
+        _refuse_loading(lock, store)
+        if _stamps(disk, store) != stamps:
+            raise UnsafeStoreError(
+                f"{index} was changed by somebody else meanwhile: nothing was exchanged",
+                "let nothing else write there, and run indexd repair again",
+            )
+        unless_built.pop_all()
     try:
         swap(disk, store, folder, kept, plan.left_out)
     except UnsafeStoreError:
@@ -293,17 +282,21 @@ def _mend(
     return folder, built
 
 
-def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) -> Undone | None:
+def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) -> tuple[Path | None, int]:
     """Undo the newest repair; ``confirm`` is told its folder and how many entries the broker has put since.
 
-    None when it says no. Raises UnsafeStoreError, BusyError, DiskError.
+    How the folder is called now, None when it says no, and these entries. Raises UnsafeStoreError, BusyError,
+    DiskError.
     """
     store = index_folder(config).parent
-    with BrokerStopped(disk, store):
+    with broker_stopped(disk, store):
         check_place(store)
         folder, entries = to_undo(disk, store)
         check_room(disk, store, 0)
-        return undo(disk, store) if confirm(folder.path, entries) else None
+        if not confirm(folder.path, entries):
+            return None, 0
+        undo(disk, store, folder)
+        return folder.undone, entries
 
 
 def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
@@ -318,12 +311,8 @@ def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
             file.fsync()
         return False
     with disk.open_read(source) as old, disk.open_write(target, create=True) as new:
-        size = old.size()
-        new.allocate(size)
-        for position in range(0, size, _COPY_SIZE):
-            data = old.pread(_COPY_SIZE, position)
-            if data != bytes(len(data)):
-                new.pwrite(data, position)
+        for position in range(0, old.size(), _COPY_SIZE):
+            new.pwrite(old.pread(_COPY_SIZE, position), position)
         new.fsync()
     return True
 

@@ -28,16 +28,17 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from indexd.audit.causes import read_checkpoint
 from indexd.audit.plan import is_index_file
-from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
-from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
+from indexd.errors import CorruptDataError, DiskError, MissingOk, UnsafeStoreError
+from indexd.flush.frontier import CHECKPOINT_SIZE
 from indexd.index.format import HEADER_SIZE, IndexHeader
 from indexd.storage.disk import TEMPORARY, Disk
 
@@ -156,11 +157,9 @@ class RepairFolder:
         # Whoever runs this, and with whatever umask: it is its store's own.
         self._disk.write_atomically(self.manifest_path, manifest.pack(), like=self.path.parent)
 
-    def set_state(self, state: State) -> Manifest:
+    def set_state(self, state: State) -> None:
         """The same manifest with another state."""
-        manifest = replace(self.read(), state=state)
-        self.write(manifest)
-        return manifest
+        self.write(replace(self.read(), state=state))
 
     def check_removable(self) -> None:
         """CorruptDataError if there is anything in it that a repair does not make before the exchange."""
@@ -206,24 +205,13 @@ _CANNOT_EXCHANGE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """``folder`` as it is called now; ``entries`` were put by the broker since the repair and went with its index."""
-
-    folder: Path
-    entries: int
+def index_timestamp_of(disk: Disk, store: Path) -> int | None:
+    """The indexMsgTimestamp of the checkpoint, ms; None where there is none, or too short a one."""
+    checkpoint = read_checkpoint(disk, store)
+    return None if checkpoint is None else checkpoint.index_msg_timestamp
 
 
-def index_timestamp_of(disk: Disk, checkpoint: Path) -> int | None:
-    """The indexMsgTimestamp of a checkpoint, ms; None where there is none, or too short a one."""
-    data = _read(disk, checkpoint)
-    try:
-        return None if data is None else StoreCheckpoint.unpack(data, checkpoint).index_msg_timestamp
-    except CorruptDataError:
-        return None
-
-
-def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], left_out: tuple[str, ...]) -> Manifest:
+def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], left_out: tuple[str, ...]) -> None:
     """Put ``folder.index``, which is durable, in the place of STORE/index. Raises UnsafeStoreError, DiskError.
 
     Interrupted anywhere, ``settle`` goes on from there. Signals of a terminal wait until it is over.
@@ -238,7 +226,7 @@ def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], l
         new_inode=disk.stamp(folder.index).inode,
         old_inode=disk.stamp(store / "index").inode,
         index_timestamp=newest,
-        old_index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
+        old_index_timestamp=index_timestamp_of(disk, store),
         files=marks,
         kept=kept,
         left_out=left_out,
@@ -246,7 +234,7 @@ def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], l
     with _undisturbed():
         folder.write(manifest)
         _exchange(disk, store, folder)
-        return _finish(disk, store, folder, manifest)
+        _finish(disk, store, folder, manifest)
 
 
 def to_undo(disk: Disk, store: Path) -> tuple[RepairFolder, int]:
@@ -278,14 +266,12 @@ def to_undo(disk: Disk, store: Path) -> tuple[RepairFolder, int]:
     raise UnsafeStoreError(f"no repair of {store} can be undone: there is no folder of one", "nothing to do")
 
 
-def undo(disk: Disk, store: Path) -> Undone:
-    """Exchange the two again, and set the checkpoint's indexMsgTimestamp as it was. Raises as ``to_undo`` does."""
-    folder, entries = to_undo(disk, store)
+def undo(disk: Disk, store: Path, folder: RepairFolder) -> None:
+    """Exchange the two again, and set the checkpoint's indexMsgTimestamp as it was; ``folder`` is from ``to_undo``."""
     with _undisturbed():
         if _next_step(disk, store, folder) != "undo":
             _exchange(disk, store, folder)
         _finish_undo(disk, store, folder)
-    return Undone(folder.undone, entries)
 
 
 _INTERRUPTED = "{} is of a repair that was interrupted: indexd repair removes or finishes it"
@@ -314,11 +300,13 @@ def settle(disk: Disk, store: Path, *, only_look: bool = False) -> tuple[list[st
             left_alone.append(_ELSEWHERE.format(folder.path.name))
         elif step:
             lines.append((_INTERRUPTED if only_look else _SETTLED[step]).format(folder.path.name))
-        if step == "remove" and not only_look:
+        if only_look:
+            continue
+        if step == "remove":
             folder.remove()
-        elif step == "finish" and not only_look:
+        elif step == "finish":
             _finish(disk, store, folder, folder.read())
-        elif step == "undo" and not only_look:
+        elif step == "undo":
             _finish_undo(disk, store, folder)
     return lines, left_alone
 
@@ -337,12 +325,9 @@ def _next_step(disk: Disk, store: Path, folder: RepairFolder) -> str:
 
 
 def _inode(disk: Disk, path: Path) -> int | None:
-    try:
+    with MissingOk():
         return disk.stamp(path).inode
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return None
+    return None
 
 
 def _exchange(disk: Disk, store: Path, folder: RepairFolder) -> None:
@@ -357,16 +342,16 @@ def _exchange(disk: Disk, store: Path, folder: RepairFolder) -> None:
         ) from error
 
 
-def _finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> Manifest:
+def _finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
     # What follows the exchange: the checkpoint vouches for the index that is there now. After a crash, too: of an
     # exchange that is seen nobody knows whether it is durable.
     disk.sync_dir(store)
     disk.sync_dir(folder.path)
-    now = index_timestamp_of(disk, store / "checkpoint")
+    now = index_timestamp_of(disk, store)
     if now is None or now < manifest.index_timestamp:
         data = _read(disk, store / "checkpoint") or b""
         _write_checkpoint(disk, store, _with_field(data, _FIELD.pack(manifest.index_timestamp)))
-    return folder.set_state("done")
+    folder.set_state("done")
 
 
 def _finish_undo(disk: Disk, store: Path, folder: RepairFolder) -> None:
@@ -412,12 +397,9 @@ def _write_checkpoint(disk: Disk, store: Path, data: bytes) -> None:
 
 
 def _read(disk: Disk, path: Path) -> bytes | None:
-    try:
+    with MissingOk():
         return disk.read(path)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return None
+    return None
 
 
 @contextmanager

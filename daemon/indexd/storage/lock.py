@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from indexd.config.units import RemotePath
 from indexd.errors import BusyError, DiskError, MissingOk
 from indexd.storage.disk import Disk, DiskFile, closed, libc
 
@@ -156,6 +157,8 @@ class StoreLock(_LockFile):
 
 def look_at_lock(path: Path, proc: Path = Path("/proc")) -> BrokerLock:
     """Look at STORE/lock, and whether one of the processes in ``proc`` has it open; never raises, locks or writes."""
+    if isinstance(path, RemotePath):
+        return BrokerLock(False, None, "none", f"{path.parent} is a copy behind a URI")
     what = "open"
     try:
         with closed(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)) as fd:

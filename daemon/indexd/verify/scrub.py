@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from indexd.errors import DiskError
+from indexd.errors import MissingOk
 from indexd.flush.frontier import Frontier
 from indexd.index.entries import read_slots, replay_file
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
@@ -66,19 +66,15 @@ class Scrub:
 
     def _check_index(self, mark: FileMark) -> bool:
         path = self._files.index / mark.name
-        try:
-            with self._disk.open_read(path) as file:
-                pages = ReadPages(file, file.size())
-                wrong, is_in_entries = self._read_index(file, mark)
-                pages.give_back(file.size(), is_last=True)
-        except DiskError as error:
-            if error.is_missing:
-                return False  # expired, or for the watch to say
-            raise
-        if wrong:
-            begin = mark.header.begin_phy_offset if is_in_entries else None
-            raise DamagedError(f"{path}: {wrong}", Damage(frozenset({mark.name}), begin))
-        return True
+        with MissingOk(), self._disk.open_read(path) as file:
+            pages = ReadPages(file, file.size())
+            wrong, is_in_entries = self._read_index(file, mark)
+            pages.give_back(file.size(), is_last=True)
+            if wrong:
+                begin = mark.header.begin_phy_offset if is_in_entries else None
+                raise DamagedError(f"{path}: {wrong}", Damage(frozenset({mark.name}), begin))
+            return True
+        return False  # expired, or for the watch to say
 
     def _read_index(self, file: DiskFile, mark: FileMark) -> tuple[str, bool]:
         # What is wrong, "" for nothing; and whether entries are.

@@ -13,27 +13,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from indexd.commitlog.batcher import QUEUE_COLUMNS, DispatchBatch, before
+from indexd.commitlog.batcher import DispatchBatch, within
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.segments import list_segments
 from indexd.compare.index import BEHIND_LOG, NO_KEYS, NOTED_MAX, ComparedFile, compare_files, keys_of
-from indexd.compare.secondary import QueueFindings, SparseFindings
+from indexd.compare.secondary import comparisons
 from indexd.config import Config
 from indexd.errors import CorruptDataError, IndexdError
 from indexd.findings import Findings
-from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint, Uncovered
+from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint
 from indexd.flush.pipeline import all_outputs
 from indexd.index.format import FLAVOURS, HEADER_SIZE
 from indexd.output import CheckScope, Condition, Output, ProgressReporter
-from indexd.query.source import check_as_built, find_behind, known_frontier, read_state
-from indexd.recovery.log_range import LogRange, Rows
+from indexd.query.source import check_as_built, find_behind, known_frontier, read_state, store_as_built
+from indexd.recovery.log_range import NEVER, LogRange
 from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk
 from indexd.storage.lock import owner_pid
@@ -42,12 +41,6 @@ from indexd.storage.names import DataFiles
 # What is found counts if nothing has changed meanwhile; so often it is looked again.
 _LOOKS = 5
 _PAUSE = 0.2
-_DEFAULT = "default"
-_NEVER = (1 << 63) - 1
-# Of a batch without keys, what the secondary outputs are built from.
-_COLUMNS = QUEUE_COLUMNS | {"phy_offset", "store_timestamp", "sys_flag"}
-#: The comparators of the outputs besides the key index.
-SECONDARY: tuple[type[QueueFindings] | type[SparseFindings], ...] = (QueueFindings, SparseFindings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +106,23 @@ class ComparedTotals:
     left_out: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """``findings`` are what does not hold; ``notes`` what was not asked, and why. ``bytes`` are those of the files.
 
     ``units`` of ``queues``, and ``segments`` with sparse indexes.
     """
 
-    findings: Findings = field(default_factory=Findings)
-    notes: list[str] = field(default_factory=list)
-    files: int = 0
-    entries: int = 0
-    bytes: int = 0
-    queues: int = 0
-    units: int = 0
-    segments: int = 0
-    seconds: float = 0.0
-    compared: ComparedTotals | None = None
+    findings: Findings
+    notes: list[str]
+    files: int
+    entries: int
+    bytes: int
+    queues: int
+    units: int
+    segments: int
+    seconds: float
+    compared: ComparedTotals | None
 
     def to_json(self) -> dict[str, Any]:
         """The summary: the last line of ``--json``."""
@@ -167,21 +160,31 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int
     outputs = [output for output, _ in all_outputs(config, disk, files.data)]
     held, total = state.frontier.outputs, state.frontier.phy_offset - state.frontier.begin_offset if deep else 0
     total += sum(output.totals(held[output.name])["bytes"] for output in outputs if output.name in held)
-    report, progress = VerifyReport(), ProgressReporter(on_progress, total)
-    state = _check_outputs(config, disk, files, outputs, state, report, progress)
-    report.notes += state.notes()
-    if deep and report.findings.counts["frontier"]:
-        report.notes.append("the frontier contradicts itself: nothing was compared with the log")
+    progress, compared = ProgressReporter(on_progress, total), None
+    findings, notes, state = _check_outputs(config, disk, files, outputs, state, progress)
+    frontier, notes = state.frontier, [*notes, *state.notes()]
+    if deep and findings.counts["frontier"]:
+        notes.append("the frontier contradicts itself: nothing was compared with the log")
     elif deep:
-        report.compared = DeepComparison(config, disk, state, report.findings).run(progress)
-        report.notes += report.compared.left_out
+        compared = DeepComparison(config, disk, state, findings).run(progress)
+        notes += compared.left_out
         if state.owner is None:
-            report.notes += _behind(config, disk, state.frontier)
+            notes += _behind(config, disk, frontier)
         elif isinstance(corrupt := read_state(disk, files.state).get("corrupt"), dict):
-            report.notes.append(f"the log from {corrupt.get('offset')} on: {corrupt.get('reason')}")
-    report.notes = list(dict.fromkeys(report.notes))
-    report.seconds = time.monotonic() - started
-    return report
+            notes.append(f"the log from {corrupt.get('offset')} on: {corrupt.get('reason')}")
+    queues = frontier.queues or ()
+    return VerifyReport(
+        findings=findings,
+        notes=list(dict.fromkeys(notes)),
+        files=len(frontier.index),
+        entries=sum(mark.header.entries for mark in frontier.index),
+        bytes=len(frontier.index) * frontier.layout.file_size,
+        queues=len(queues),
+        units=sum(mark.max_offset - max(mark.first_offset, mark.begin_offset) for mark in queues),
+        segments=len(frontier.sparse.segments) if frontier.sparse is not None else 0,
+        seconds=time.monotonic() - started,
+        compared=compared,
+    )
 
 
 def _behind(config: Config, disk: Disk, frontier: Frontier) -> list[str]:
@@ -200,10 +203,9 @@ def _check_outputs(
     files: DataFiles,
     outputs: Sequence[Output[Any]],
     state: DataOwner,
-    report: VerifyReport,
     on_bytes: Callable[[int], None],
-) -> DataOwner:
-    # Each output's own check, whose state may change meanwhile; the state that the report describes.
+) -> tuple[Findings, list[str], DataOwner]:
+    # Each output's own check: what was found, what was not asked, and the state, which may have changed meanwhile.
     scope = CheckScope(Condition.AT_REST, True, on_bytes, log_begin=partial(_log_begin, config, disk))
     for left in reversed(range(_LOOKS)):
         found = _check_once(disk, files, outputs, state, scope)
@@ -216,16 +218,7 @@ def _check_outputs(
         if now == state and not state.is_opening:
             break
         state = now
-    report.notes += scope.notes
-    report.findings.merge(found)
-    frontier = state.frontier
-    report.files, report.entries = len(frontier.index), sum(mark.header.entries for mark in frontier.index)
-    report.bytes = len(frontier.index) * frontier.layout.file_size
-    queues = frontier.queues or ()
-    report.queues = len(queues)
-    report.units = sum(mark.max_offset - max(mark.first_offset, mark.begin_offset) for mark in queues)
-    report.segments = len(frontier.sparse.segments) if frontier.sparse is not None else 0
-    return state
+    return found, scope.notes, state
 
 
 def _check_once(
@@ -258,11 +251,7 @@ def _log_begin(config: Config, disk: Disk) -> int | None:
 def _as_built(config: Config, frontier: Frontier) -> Config:
     # What the data directory was built with holds where nothing was given; something else that was given is an error.
     check_as_built(config, frontier)
-    store: dict[str, object] = {}
-    if config.store.store is None and not config.store.commit_log_paths:
-        store["commit_log_paths"] = tuple(Path(path) for path in frontier.commit_log_paths)
-    if config.provenance.get("segment_size", _DEFAULT) == _DEFAULT:
-        store["segment_size"] = frontier.segment_size
+    store = store_as_built(config, frontier)
     index = {
         "flavour": frontier.flavour,
         "hash_slot_num": frontier.layout.hash_slot_num,
@@ -271,12 +260,12 @@ def _as_built(config: Config, frontier: Frontier) -> Config:
     # Whatever is asked for now, the log has to be decoded for all that is there.
     outputs: dict[str, object] = {"consume_queue": frontier.queues is not None, "sparse": frontier.sparse is not None}
     if frontier.queues is not None:
-        store["consume_queue_file_size"] = frontier.queue_file_size
+        store = store.model_copy(update={"consume_queue_file_size": frontier.queue_file_size})
     if frontier.sparse is not None:
         outputs["sparse_interval"] = frontier.sparse.interval
     return config.model_copy(
         update={
-            "store": config.store.model_copy(update=store),
+            "store": store,
             "index": config.index.model_copy(update=index),
             "outputs": config.outputs.model_copy(update=outputs),
         }
@@ -337,12 +326,8 @@ class DeepComparison:
         self._damaged = {finding.file for finding in findings.kept}
         begin = list_segments(disk, config.store.commit_log_directories, config.store.segment_size).min_offset
         self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
-        secondary = [kind for kind in SECONDARY if kind.name in frontier.outputs]
-        self._secondary = [
-            kind(config, disk, self._files.data / kind.folder, frontier, self._start)
-            for kind in (secondary if not incomparable else ())
-        ]
-        if incomparable and secondary:
+        self._secondary = comparisons(config, disk, self._files.data, frontier, self._start) if not incomparable else []
+        if incomparable and len(frontier.outputs) > 1:
             self._say(f"queues and sparse indexes were not compared: {incomparable}")
         for gap in frontier.uncovered:
             self._say(f"log bytes {gap.begin} to {gap.end} are not covered: {gap.reason}")
@@ -362,8 +347,8 @@ class DeepComparison:
                 self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
         log = LogRange(self._start, frontier.phy_offset, self._start, frontier.flavour, want_queue=True)
         for item in log.read(self._disk, self._config, 0):
-            if isinstance(item, Rows):
-                self._compare_batch(item.batch)
+            if isinstance(item, DispatchBatch):
+                self._compare_batch(item)
             else:
                 compared.left_out_entries += self._leave_out(item.begin, item.end)
                 self._say(f"log bytes {item.begin} to {item.end} were not compared: {item.reason}")
@@ -381,7 +366,7 @@ class DeepComparison:
         if refused := self._leave_out(frontier.phy_offset, max(end, frontier.phy_offset)):
             compared.left_out_entries += refused
             self._say(f"entries of messages behind {frontier.phy_offset}: the disk refused before all were built")
-        self._orphans_below(_NEVER)
+        self._orphans_below(NEVER)
         if compared.left_out_entries:
             self._say(f"{compared.left_out_entries} entries in all that were not compared for these reasons")
         return compared
@@ -394,8 +379,7 @@ class DeepComparison:
 
     def _finish_secondary(self, *, is_whole: bool) -> None:
         for one in self._secondary:
-            one.finish(is_whole=is_whole)
-            self._findings.merge(one.findings)
+            self._findings.merge(one.finish(self._frontier.phy_offset if is_whole else None))
             self.compared.left_out += one.left_out
         self._secondary = []
 
@@ -416,22 +400,21 @@ class DeepComparison:
             compared.left_out_entries += len(entries.number)
 
     def _compare_batch(self, batch: DispatchBatch) -> None:
-        covered = before(batch, self._frontier.phy_offset)
-        for one in self._secondary:
-            one.take(_covered(covered, self._frontier.left_out))
-        offsets, row = covered.columns.phy_offset[: covered.rows], 0
+        done = batch.begin_offset
         for gap in self._frontier.left_out:
             begin, end = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
             if begin < end:
-                self._match(batch, row, int(offsets.searchsorted(begin)))
+                self._match(within(batch, done, begin))
                 self.compared.left_out_entries += self._leave_out(begin, end)
-                row = int(offsets.searchsorted(end))
-        self._match(batch, row, covered.rows)
+                done = end
+        self._match(within(batch, done, batch.end_offset))
 
-    def _match(self, batch: DispatchBatch, first: int, last: int) -> None:
-        if first >= last:
+    def _match(self, batch: DispatchBatch) -> None:
+        if not batch.rows:
             return
-        keys = keys_of(batch, first, last, FLAVOURS[self._frontier.flavour].skip_mask)
+        for one in self._secondary:
+            one.take(batch)
+        keys = keys_of(batch, FLAVOURS[self._frontier.flavour].skip_mask)
         bound = int(keys.phy_offset[-1]) + 1
         match = compare_files(keys, bound, self._reached(bound))
         self._close_files()
@@ -456,7 +439,7 @@ class DeepComparison:
             path, layout = self._files.index / mark.name, self._frontier.layout
             file = ComparedFile(self._disk, path, layout, header, previous_end=self._end)
             self._end = header.end_timestamp
-            file.select(-_NEVER, _NEVER, is_ordered=file.name not in self._damaged)
+            file.select(-NEVER, NEVER, is_ordered=file.name not in self._damaged)
             self._open.append(file)
         return self._open
 
@@ -486,16 +469,3 @@ class DeepComparison:
 
     def _say(self, text: str) -> None:
         self.compared.left_out.append(text)
-
-
-def _covered(batch: DispatchBatch, gaps: tuple[Uncovered, ...]) -> DispatchBatch:
-    # Without the messages that were passed over when the outputs were built; keys are left out.
-    offsets = batch.columns.phy_offset[: batch.rows]
-    is_covered = np.ones(batch.rows, dtype=np.bool_)
-    for gap in gaps:
-        first, last = offsets.searchsorted((gap.begin, gap.end))
-        is_covered[first:last] = False
-    if is_covered.all():
-        return batch
-    kept = {name: getattr(batch.columns, name)[: batch.rows][is_covered] for name in _COLUMNS}
-    return replace(batch, columns=batch.columns._replace(**kept), rows=int(is_covered.sum()), crc=None)

@@ -125,7 +125,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptio
 
 def with_known_segment_size(config: Config) -> Config:
     """The configuration with the size that the log's files have, where nobody gave another."""
-    if config.provenance.get("segment_size", _DEFAULT) != _DEFAULT:
+    if config.is_given("segment_size"):
         return config
     disk = disk_for(config)
     for directory in config.store.commit_log_directories:
