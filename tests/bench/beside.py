@@ -203,6 +203,7 @@ def measure_remoting(ground: Ground, report: Report) -> None:
         "mappedFileSizeConsumeQueue": QUEUE_FILE_SIZE,
         "maxHashSlotNum": SLOTS,
         "maxIndexNum": ENTRIES,
+        "transactionMetricFlushInterval": 10_000,  # as by default
     }
     with ground.kernels_compiled(), Broker(home, None, **sizes) as broker:
         progress("remoting: sending 3,000 times")

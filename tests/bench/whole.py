@@ -148,14 +148,10 @@ def measure_audit(ground: Ground, report: Report) -> None:
     report.verdict("audit", target, f"{ratio:.2f}", ratio >= 1)
 
 
-def _large(ground: Ground) -> Ground:
-    # More than 4 GiB of log where the other parts have 3,000,000 messages.
-    return Ground(ground.work / "large", 5 * ground.messages, ground.seconds)
-
-
 def measure_spark(ground: Ground, report: Report) -> None:
     """The rebuild on Spark beside the one of one process and RocketMQ's; of five times the messages of other parts."""
-    ours = _large(ground)
+    # More than 4 GiB of log where the other parts have 3,000,000 messages.
+    ours = Ground(ground.work / "large", 5 * ground.messages, ground.seconds)
     work, store = ours.work, ours.store()
     seconds: dict[str, list[float]] = {"RocketMQ IndexService, warm (the key index alone)": [], "one process": []}
     warm, process = seconds.values()
@@ -215,8 +211,8 @@ _COLUMNS = {
 
 
 def measure_source(ground: Ground, report: Report) -> None:
-    """The Spark data source: rows a second on two cores, of the log that ``spark`` rebuilds."""
-    store = _large(ground).store()
+    """The Spark data source: rows a second on two cores."""
+    store = ground.store()
     warm_log(store)
     seconds: dict[str, list[float]] = {}
     with open_session(SparkConfig(master="local[2]"), "bench", memory="2g") as spark:

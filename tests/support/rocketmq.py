@@ -323,6 +323,8 @@ BROKER_CONF: dict[str, object] = {
     "fileReservedTime": 24 * 3653,
     "cleanFileForciblyEnable": False,
     "timerWheelEnable": False,
+    # Its thread spins without a pause until this is over for the first time (ms; the default is 10,000).
+    "transactionMetricFlushInterval": 200,
 }
 
 Test = TypeVar("Test", bound="Callable[..., Any]")
