@@ -24,6 +24,7 @@ from indexd.storage.lock import BrokerLock, StoreLock, listening, look_at_lock
 from support.fake_broker import STAND_IN, FakeBroker, frame, raw, said, stand_in, well
 from support.missing import need
 from support.reading import Clock
+from support.remoting import Command
 from support.small_log import SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
@@ -205,12 +206,11 @@ def test_what_is_asked_and_answered() -> None:
         assert admin.offsets() == (0, 12345)  # a question opens a connection
         admin.close()
     assert broker.connections == 2
-    assert {row["code"] for row in broker.requests} == {28}
-    assert [row["opaque"] for row in broker.requests] == [1, 2, 3, 4]
+    assert [(asked.code, asked.opaque) for _, asked in broker.requests] == [(28, 1), (28, 2), (28, 3), (28, 4)]
 
 
-def drip(connection: socket.socket, request: dict[str, Any]) -> None:
-    header = {"code": 0, "flag": 1, "opaque": request["opaque"]}
+def drip(connection: socket.socket, request: Command) -> None:
+    header = {"code": 0, "flag": 1, "opaque": request.opaque}
     for byte in frame(header, b'{"table":{"commitLogMaxOffset":"1"}}'):
         connection.sendall(bytes([byte]))
         time.sleep(0.05)

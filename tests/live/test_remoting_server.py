@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from indexd.serve.remoting.command import Form, RemotingCommand, encode_command
+from indexd.serve.remoting.command import RemotingCommand, encode_command
 from indexd.serve.remoting.server import address_of, connections_max
 from support.remoting import (
     ECHO,
@@ -39,20 +39,13 @@ def server(tmp_path: Path) -> Iterator[RemotingServing]:
         yield serving
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_an_answer_is_in_the_form_of_its_request(server: RemotingServing, form: Form) -> None:
-    with server.client(form=form) as client:
-        for body in (b"", b"body", bytes(700_000)):
-            answer = client.ask(ECHO, {"topic": "T", "key": "钥匙"}, body)
-            assert (answer.code, answer.flag, answer.form) == (0, 1, form)
-            assert (answer.ext_fields, answer.body) == ({"topic": "T", "key": "钥匙"}, body)
-
-
-def test_a_heap_of_frames_at_once(server: RemotingServing) -> None:
-    count = 3 * LIMITS.under_way + 5
+@pytest.mark.parametrize("size", [1, 3, 5, 1777, 1 << 30])
+def test_any_stream_in_any_pieces(server: RemotingServing, size: int) -> None:
+    count = 40 if size < 6 else 3 * LIMITS.under_way + 5
     sent = b"".join(encode_command(Command(ECHO, number, body=b"x" * number)) for number in range(count))
     with server.client() as client:
-        client.socket.sendall(sent)
+        for at in range(0, len(sent), size):
+            client.socket.sendall(sent[at : at + size])
         answers = [client.receive() for _ in range(count)]
     assert sorted((answer.opaque, len(answer.body)) for answer in answers) == [(n, n) for n in range(count)]
     server.wait_for(lambda: server.row()["receivedBytes"] == len(sent))
@@ -81,28 +74,17 @@ def test_one_way_gets_no_answer_and_is_done_though_its_client_has_left(server: R
     assert not server.processor.cancelled
 
 
-def test_what_a_client_waited_for_ends_with_it(server: RemotingServing) -> None:
-    client = server.client()
-    client.start(HANG)
-    name = client.local
-    server.wait_for(lambda: server.processor.begun[HANG])
-    client.close()
-    server.wait_for(lambda: server.processor.cancelled[HANG] == 1)
-    assert server.processor.gone == [name]
-    (gone,) = server.processor.clients
-    assert gone.is_closed
-    gone.send(RemotingCommand(ECHO, 1))
-
-
-def test_who_ends_his_side_ends_the_connection_and_keeps_what_was_answered(server: RemotingServing) -> None:
+def test_who_ends_his_side_ends_what_he_waits_for_and_keeps_what_was_answered(server: RemotingServing) -> None:
     with server.client() as client:
         client.start(HANG)
-        large = client.start(SIZE, {"size": 5_000_000})
-        server.wait_for(lambda: server.processor.ended[SIZE])
+        large, name = client.start(SIZE, {"size": 5_000_000}), client.local
+        server.wait_for(lambda: server.processor.ended[SIZE] and server.processor.begun[HANG])
         client.socket.shutdown(socket.SHUT_WR)
         assert len(client.answer_to(large).body) == 5_000_000
-        assert client.is_closed()
-    server.wait_for(lambda: server.processor.cancelled[HANG] == 1)
+        assert is_closed(client.socket)
+    server.wait_for(lambda: server.processor.gone == [name])
+    assert server.processor.cancelled[HANG] == 1
+    server.processor.clients[0].send(RemotingCommand(ECHO, 1))  # what the broker asks it is dropped
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -114,10 +96,10 @@ def test_a_stop_lets_finish_what_is_under_way(tmp_path: Path, is_tls: bool) -> N
         server.wait_for(lambda: server.processor.begun[SLEEP] and server.processor.ended[SIZE])
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        assert idle.is_closed()
+        assert is_closed(idle.socket)
         assert client.answer_to(request).code == 0
         assert len(client.answer_to(large).body) == 9_000_000
-        assert client.is_closed()
+        assert is_closed(client.socket)
         stopping.join()
     assert server.log.errors() == []
 
@@ -128,7 +110,7 @@ def test_a_stop_breaks_off_what_does_not_end(server: RemotingServing) -> None:
         stuck.start(SIZE, {"size": 30_000_000})  # and reads nothing
         server.wait_for(lambda: server.processor.begun[HANG] and server.processor.ended[SIZE])
         assert 1 < server.stop() < 4
-        assert client.is_closed()
+        assert is_closed(client.socket)
     server.wait_for(lambda: server.processor.cancelled[HANG] == 1)
     assert [(line[1], line[2]["connections"]) for line in server.log.errors()] == [("remoting_cut_off", 2)]
 
@@ -176,25 +158,25 @@ def test_addresses(host: str, name: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_who_is_who(tmp_path: Path, host: str) -> None:
-    with RemotingServing(tmp_path, remoting=f"{host}:0") as server, server.client() as client:
+    with (
+        RemotingServing(tmp_path, remoting=f"{host}:0", remoting_allow="127.0.0.1,::1") as server,
+        server.client() as client,
+    ):
         assert client.ask(WHO).remark == f"{client.local} {server.address}"
         assert server.row()["address"] == server.address == f"{host}:{server.place[1]}"
 
 
 def test_tls(tmp_path: Path) -> None:
-    with RemotingServing(tmp_path, is_tls=True) as server:
-        with server.client() as client:
-            assert client.ask(ECHO, body=bytes(900_000)).body == bytes(900_000)
-            assert client.ask(SIZE, {"size": 3_000_000}).body == bytes(3_000_000)
-        with server.connect() as plain:
-            plain.sendall(encode_command(Command(ECHO)))
-            assert is_closed(plain)
-        with server.connect() as left:
-            left.sendall(b"\x16\x03\x01\x02")
+    with RemotingServing(tmp_path, is_tls=True) as server, ExitStack() as stack:
+        plain, left = (stack.enter_context(server.connect()) for _ in range(2))
+        plain.sendall(encode_command(Command(ECHO)))
+        assert is_closed(plain)
+        left.sendall(b"\x16\x03\x01\x02")
+        left.close()
         server.wait_for(lambda: server.row()["refused"]["tls"] == 2)
-        with server.client() as client:
-            assert client.ask(ECHO).code == 0
-            server.wait_for(lambda: server.row()["connections"] == 1)
+        client = stack.enter_context(server.client())
+        assert client.ask(ECHO, body=bytes(900_000)).body == bytes(900_000)
+        assert client.ask(SIZE, {"size": 3_000_000}).body == bytes(3_000_000)
 
 
 def test_a_handshake_that_does_not_come(tmp_path: Path) -> None:
@@ -215,8 +197,6 @@ def test_only_networks_that_are_allowed(tmp_path: Path) -> None:
         server.wait_for(lambda: server.row()["refused"]["allow"] == 3)
         assert [(line[1], line[2]["peer"]) for line in server.log.lines] == [("remoting_not_allowed", "127.0.0.1")]
         assert server.row()["connectionsTotal"] == 0
-    with RemotingServing(tmp_path, remoting_allow="10.0.0.0/8,127.0.0.1") as server, server.client() as client:
-        assert client.ask(ECHO).code == 0
 
 
 def test_as_many_connections_as_may_be(tmp_path: Path) -> None:
@@ -248,7 +228,7 @@ def test_descriptors_are_taken_and_left_for_the_index(
     assert limits[-1] == (hard, hard)
 
 
-_MANY = 2000
+_MANY = 600
 
 
 _HEARTBEAT = encode_command(Command(34, 1))
@@ -284,19 +264,6 @@ def test_bytes_that_are_no_frame(server: RemotingServing, words: bytes) -> None:
     assert server.log.lines[0][2]["peer"].startswith("127.0.0.1:")
 
 
-def test_any_stream_in_any_pieces(server: RemotingServing) -> None:
-    frames = [encode_command(Command(ECHO, number, body=os.urandom(number * 37 % 5000))) for number in range(60)]
-    data = b"".join(frames)
-    for size in (1, 3, 4, 5, 1000, 4999, 70_000):
-        with server.client() as client:
-            at = 0
-            while at < len(data) and (size > 5 or at < 4000):
-                client.socket.sendall(data[at : at + size])
-                at += size
-            whole = sum(1 for number in range(1, 61) if len(b"".join(frames[:number])) <= at)
-            assert sorted(client.receive().opaque for _ in range(whole)) == list(range(whole))
-
-
 @pytest.mark.parametrize(
     ("start", "pause"),
     [
@@ -326,45 +293,27 @@ def test_a_large_frame_may_take_longer_when_it_comes(tmp_path: Path) -> None:
 
 
 def test_who_says_nothing(tmp_path: Path) -> None:
-    with RemotingServing(tmp_path, remoting_idle_timeout="1s") as server:
-        with server.connect() as silent, server.client() as client:
-            waiting = client.start(SLEEP, {"seconds": 1.8})  # no idleness: something is under way
-            began = time.monotonic()
+    with RemotingServing(tmp_path, remoting_idle_timeout="1s") as server, server.client() as client:
+        waiting = client.start(SLEEP, {"seconds": 1.3})  # no idleness: something is under way
+        with server.connect() as silent:
             assert is_closed(silent)
-            assert client.answer_to(waiting).code == 0
-            answered = time.monotonic()
-            assert client.is_closed()
-            assert answered - began > 1.5
-            assert time.monotonic() - answered > 0.8
-        _closed(server, "idle", 2)
+        _closed(server, "idle")
+        assert client.answer_to(waiting).code == 0
+        answered = time.monotonic()
+        assert is_closed(client.socket)
+        assert time.monotonic() - answered > 0.8
 
 
-def test_thousands_of_connections(server: RemotingServing) -> None:
-    frame = encode_command(Command(ECHO, 5, body=b"all"))
+def test_many_that_come_and_go(server: RemotingServing) -> None:
     with ExitStack() as stack:
         peers = [stack.enter_context(server.connect()) for _ in range(_MANY)]
-        for peer in peers:
-            peer.sendall(frame)
-        for peer in peers:
-            data = peer.recv(4096)
-            assert data.endswith(b"all")
+        for number, peer in enumerate(peers):
+            peer.sendall(_HEARTBEAT if number % 3 else _HEARTBEAT[: number % len(_HEARTBEAT)])
+            if number % 2:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         server.wait_for(lambda: server.row()["connections"] == _MANY)
-        with server.client() as good:
-            assert good.ask(ECHO).code == 0
+        assert all(peer.recv(4096) for number, peer in enumerate(peers) if number % 3)
     server.wait_for(lambda: server.row()["connections"] == 0)
-
-
-def test_thousands_that_come_and_go(server: RemotingServing) -> None:
-    for number in range(_MANY):
-        peer = server.connect()
-        if number % 3 == 0:
-            peer.sendall(_HEARTBEAT[: number % len(_HEARTBEAT)])
-        if number % 2:
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        peer.close()
-    with server.client() as good:
-        assert good.ask(ECHO).code == 0
-    server.wait_for(lambda: server.row()["connectionsTotal"] > 1 and server.row()["connections"] == 0)
     assert server.log.errors() == []
 
 
@@ -440,23 +389,14 @@ def test_as_many_requests_under_way_as_may_be(tmp_path: Path) -> None:
         _closed(server, "idle")
 
 
-def test_requests_under_way_hold_no_more_than_they_may(server: RemotingServing) -> None:
-    body = bytes(1_000_000)
-    with server.client() as client:
-
-        def send() -> None:
-            with suppress(OSError):
-                for _ in range(100):
-                    client.start(HANG, body=body)
-
-        sending = threading.Thread(target=send)
-        sending.start()
-        bound = LIMITS.under_way_bytes // len(body)
-        server.wait_for(lambda: server.processor.begun[HANG] >= bound)
-        time.sleep(0.1)
-        assert server.processor.begun[HANG] <= bound + 1
-        client.socket.shutdown(socket.SHUT_RDWR)
-        sending.join()
+def test_requests_under_way_hold_no_more_than_they_may(tmp_path: Path) -> None:
+    frame = encode_command(Command(HANG, body=bytes(100_000)))
+    limits = replace(LIMITS, under_way_bytes=1_000_000)
+    with RemotingServing(tmp_path, limits=limits) as server, server.client() as client:
+        client.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):  # it is not read any more
+            client.socket.sendall(frame * 200)
+        assert 9 <= server.processor.begun[HANG] <= 10
 
 
 def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path) -> None:
@@ -474,7 +414,7 @@ def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path) -> No
 
 
 def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path) -> None:
-    with RemotingServing(tmp_path, limits=replace(LIMITS, held_bytes=50_000_000)) as server, ExitStack() as stack:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, held_bytes=30_000_000)) as server, ExitStack() as stack:
         good = stack.enter_context(server.client())
         for _ in range(8):
             stack.enter_context(server.client()).start(SIZE, {"size": 20_000_000})

@@ -56,40 +56,33 @@ def test_the_masters_address_alone_becomes_ours(root: Path, stack: ExitStack) ->
     brokers: Brokers = {NAME: {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}, "broker-b": {0: "10.0.0.3:10911"}}
     behind = Front(stack, root, brokers)
     ours = behind.outlet.address
-    wanted = {NAME: {"0": ours, "1": "10.0.0.2:10911"}, "broker-b": {"0": "10.0.0.3:10911"}}
-    assert behind.addresses() == wanted
-    route = behind.route().json()
-    assert route["queueDatas"] == route_data(brokers)["queueDatas"]  # as they are: producers send here
-    cluster = behind.ask(106).json()
-    assert {name: broker["brokerAddrs"] for name, broker in cluster["brokerAddrTable"].items()} == wanted
-    assert cluster["clusterAddrTable"] == {CLUSTER: [NAME, "broker-b"]}
-    old = behind.ask(105, {"topic": "TopicTest"}, version=V4_9_3).body
-    assert f'{{0:"{ours}",1:"10.0.0.2:10911"}}'.encode() in old
-
-
-def test_members_that_nobody_knows_here_stay(root: Path, stack: ExitStack) -> None:
-    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}})
-    route = route_data(behind.brokers) | {
+    # Queues as they are, for producers send here; and so are members that nobody knows here.
+    route = route_data(brokers) | {
         "orderTopicConf": f"{NAME}:4;x:{{1:2}}",
         "topicQueueMappingByBroker": {NAME: {"currIdMap": {"0": 0}, "topic": "TopicTest"}},
     }
     behind.names.handlers[105] = lambda _: {"body": write_json(route, is_standard=False), "remark": "r"}
     answer = behind.route()
-    route["brokerDatas"][0]["brokerAddrs"]["0"] = behind.outlet.address
+    old = behind.ask(105, {"topic": "TopicTest"}, version=V4_9_3).body
+    route["brokerDatas"][0]["brokerAddrs"]["0"] = ours
     assert (answer.json(), answer.remark) == (route, "r")
+    assert f'{{0:"{ours}",1:"10.0.0.2:10911"}}'.encode() in old
+    cluster = behind.ask(106).json()
+    wanted = {NAME: {"0": ours, "1": "10.0.0.2:10911"}, "broker-b": {"0": "10.0.0.3:10911"}}
+    assert {name: broker["brokerAddrs"] for name, broker in cluster["brokerAddrTable"].items()} == wanted
+    assert cluster["clusterAddrTable"] == {CLUSTER: [NAME, "broker-b"]}
 
 
 def test_where_a_topic_is_not_on_our_broker(root: Path, stack: ExitStack) -> None:
     behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}, "broker-b": {0: "10.0.0.3:10911"}})
     behind.topics["Elsewhere"] = {"broker-b": {0: "10.0.0.3:10911"}}
     assert behind.addresses("Elsewhere") == {"broker-b": {"0": "10.0.0.3:10911"}}
-    answer = behind.route("Nowhere")
-    assert (answer.code, answer.remark) == (17, "no route in name server")
+    assert behind.route().json()["queueDatas"][0]["perm"] == 6
     # It was deleted: the name server knows the broker, and says that it has no such topic.
     del behind.topics["TopicTest"]
-    for _ in range(10):
-        assert behind.route().code == 17
-        time.sleep(0.01)
+    for topic in ("Nowhere", "TopicTest"):
+        answer = behind.route(topic)
+        assert (answer.code, answer.remark) == (17, "no route in name server")
     behind.names.stop()
     assert behind.route().json()["queueDatas"][0]["perm"] == 4
 
@@ -144,8 +137,9 @@ def test_a_name_server_that_is_gone_or_has_forgotten(root: Path, stack: ExitStac
 
 def test_answers_that_cannot_be_read_go_on_as_they_are(root: Path, stack: ExitStack) -> None:
     behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}})
+    wanted, large = behind.route().json(), b'{"' + b" " * (9 << 20)
     for code in (105, 106):
-        for body in (b"", b"{", b"[]", b"{}", b'{"brokerDatas":[1]}', b'{"brokerAddrTable":{"x":{}}}'):
+        for body in (b"", b"{", b"[]", b"{}", b'{"brokerDatas":[1]}', b'{"brokerAddrTable":{"x":{}}}', large):
             behind.names.handlers[code] = lambda _, body=body: {"body": body}
             answer = behind.ask(code, {"topic": "TopicTest"})
             assert (answer.code, answer.body) == (0, body)
@@ -153,16 +147,6 @@ def test_answers_that_cannot_be_read_go_on_as_they_are(root: Path, stack: ExitSt
         answer = behind.ask(code, {"topic": "TopicTest"})
         assert (answer.code, answer.remark) == (1, "name server not ready")
     assert "upstream_unread" in behind.outlet.events()
-
-
-def test_more_than_is_read_goes_on_as_it_is(root: Path, stack: ExitStack) -> None:
-    behind = Front(stack, root, {NAME: {0: "10.0.0.1:10911"}})
-    wanted = behind.route().json()
-    for code in (105, 106):
-        behind.names.handlers[code] = lambda _: {"body": b'{"' + b" " * (9 << 20)}
-        assert (behind.ask(code, {"topic": "TopicTest"}).code) == 0
-    problems = [str(fields["problem"]) for _, event, fields in behind.outlet.log.lines if event == "upstream_unread"]
-    assert any("it has 9437186 bytes" in problem for problem in problems)
     behind.names.stop()
     assert behind.route().json() == wanted  # what cannot be read takes the place of nothing
 
@@ -192,26 +176,19 @@ def behind(tmp_path: Path, stack: ExitStack) -> Front:
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_a_request_goes_to_the_broker_as_it_is(behind: Front, form: Form) -> None:
+def test_a_request_goes_where_it_belongs_as_it_is(behind: Front, form: Form) -> None:
     client = behind.client(form=form)
     fields = {"a": "TopicTest", "b": "钥匙", "AccessKey": "k", "Signature": "s="}
     answer = client.ask(310, fields, b"body \0\xff", language="GO", version=400, remark=None)
     assert (answer.code, answer.form, answer.body) == (0, form, b"body \0\xff")
     assert answer.ext_fields == fields | {"msgId": "broker"}
+    assert client.ask(206).json() == {"topicList": ["TopicTest"]}
+    assert (client.ask(319).code, behind.names.codes()[-2:]) == (3, [206, 319])
     (_, sent), *more = behind.broker.requests
     assert not more
-    # JSON alone has room for what is no ext field, and would be signed: the mark that tells of a circle.
-    assert (sent.code, sent.form, sent.language, sent.version, sent.flag) == (310, Form.JSON, "GO", 400, 0)
+    assert (sent.code, sent.form, sent.language, sent.version, sent.flag) == (310, form, "GO", 400, 0)
+    assert sent.remark == behind.outlet.board.boot_id  # the mark that tells of a circle: no signature covers it
     assert (sent.ext_fields, sent.body) == (fields, b"body \0\xff")
-
-
-def test_what_belongs_to_a_name_server_goes_there(behind: Front) -> None:
-    client = behind.client()
-    assert client.ask(206).json() == {"topicList": ["TopicTest"]}
-    answer = client.ask(319)
-    assert (answer.code, answer.remark) == (3, "no handler")
-    assert 206 in behind.names.codes()
-    assert not behind.broker.requests
 
 
 def test_many_clients_at_once_get_each_its_own_answers(behind: Front) -> None:
@@ -226,56 +203,38 @@ def test_many_clients_at_once_get_each_its_own_answers(behind: Front) -> None:
     assert behind.broker.connections == 12  # one for each client
 
 
-def test_requests_of_one_client_stay_in_order(behind: Front) -> None:
-    # From the first one on, when the connection has yet to be made.
-    client = behind.client()
-    client.tell(34, body=_HEARTBEAT)
-    for number in range(200):
-        client.tell(310, {"n": number})
-    behind.broker.wait(lambda broker: len(broker.requests) == 201)
-    numbers = [int(command.ext_fields["n"]) for _, command in behind.broker.requests if command.code == 310]
-    assert numbers == list(range(200))
-    assert all(command.is_oneway for _, command in behind.broker.requests)
-    assert len({number for number, _ in behind.broker.requests}) == 1
-
-
-def test_a_oneway_request_is_the_last_word_of_its_client(behind: Front) -> None:
+def test_requests_of_one_client_stay_in_order_to_its_last_word(behind: Front) -> None:
+    # From the first one on, when the connection has yet to be made, to the last, behind which the client leaves.
     with behind.outlet.client() as client:
-        client.ask(34, body=_HEARTBEAT)
-        client.tell(37, {"commitOrRollback": "8"}, b"x" * 500_000)
-    behind.broker.wait(lambda broker: 37 in broker.codes() and not broker.open_connections())
+        for number in range(200):
+            client.tell(310, {"n": number}, b"x" * 5000)
+    behind.broker.wait(lambda broker: len(broker.requests) == 200 and not broker.open_connections())
+    asked = [(number, int(command.ext_fields["n"]), command.flag) for number, command in behind.broker.requests]
+    assert asked == [(1, number, 2) for number in range(200)]
 
 
 def test_the_broker_asks_the_client_that_it_knows(behind: Front) -> None:
     first, second = behind.client(), behind.client(form=Form.ROCKETMQ)
-    for number, client in enumerate((first, second)):
-        assert client.ask(34, body=json.dumps({"clientID": f"c{number}"}).encode()).code == 0
-    (one, _), (two, _) = [one for one in behind.broker.requests if one[1].code == 34]
-    behind.broker.ask_client(two, 39, is_oneway=True, ext_fields={"transactionId": "t"}, body=b"half")
+    for client in (first, second):
+        assert client.ask(34, body=_HEARTBEAT).code == 0
+    behind.broker.ask_client(2, 39, is_oneway=True, ext_fields={"transactionId": "t"}, body=b"half")
     asked = second.next_request()
     assert (asked.code, asked.flag, asked.ext_fields, asked.body) == (39, 2, {"transactionId": "t"}, b"half")
-
-    question = behind.broker.ask_client(one, 307, form=Form.JSON)
+    question = behind.broker.ask_client(1, 307, form=Form.JSON)
     request = first.next_request()
     assert (request.code, request.opaque) == (307, question.opaque)
     first.reply(request, 0, {"x": "y"}, body=b"running")
     behind.broker.wait(lambda broker: broker.responses)
     (response,) = behind.broker.responses
     assert (response.opaque, response.ext_fields, response.body) == (question.opaque, {"x": "y"}, b"running")
-    assert not first.requests
-    assert not second.requests
+    assert not first.requests + second.requests
 
 
 def test_a_long_poll_is_held_and_others_overtake_it(behind: Front) -> None:
     release = threading.Event()
-
-    def pull(request: Command) -> dict[str, Any]:
-        release.wait(20)  # the stand-in answers in turn what comes by one connection: this client has one of its own
-        return {"body": request.body}
-
-    behind.broker.handlers[361] = pull
+    # The stand-in answers in turn what comes by one connection: this client has one of its own.
+    behind.broker.handlers[361] = lambda request: {"body": request.body} if release.wait(20) else None
     client, other = behind.client(), behind.client()
-    client.ask(34, body=_HEARTBEAT)
     held = client.start(361, {"suspendTimeoutMillis": 20_000}, b"late")
     assert other.ask(310, body=b"now").body == b"now"
     assert client.ask(206).code == 0  # the same client, by the name server
@@ -298,26 +257,19 @@ def test_an_answer_that_never_comes(tmp_path: Path, stack: ExitStack) -> None:
 
 def test_the_broker_goes_and_comes_back_at_another_port(behind: Front) -> None:
     client, idle = behind.client(), behind.client()
-    client.ask(34, body=_HEARTBEAT)
     assert idle.ask(310).code == 0
     behind.broker.handlers[310] = lambda _: None
     lost = client.start(310)
     behind.broker.wait(lambda broker: broker.codes().count(310) == 2)
     behind.broker.stop()
     answer = client.answer_to(lost)
-    assert answer.code == 14
-    assert answer.remark is not None
-    assert answer.remark.startswith(f"the broker at {behind.broker.address} does not answer: ")
+    assert (answer.code, f"the broker at {behind.broker.address} does not answer: " in str(answer.remark)) == (14, True)
     for one in (client, idle):
         answer = one.ask(310)
-        assert answer.code == 14
-        assert "refused" in str(answer.remark)
+        assert (answer.code, "refused" in str(answer.remark)) == (14, True)
     with Peer(broker_handlers()) as again:
         behind.brokers[NAME] = {0: again.address}
-        deadline = time.monotonic() + 10
-        while (answer := client.ask(310, body=b"x")).code != 0:
-            assert time.monotonic() < deadline, answer
-            time.sleep(0.05)
+        assert client.ask(310, body=b"x").code == 0  # the name server is asked again at once
         # The client's next heartbeat makes it known there.
         assert client.ask(34, body=_HEARTBEAT).ext_fields["msgId"] == "broker"
         assert [(number, command.code) for number, command in again.requests] == [(1, 310), (1, 34)]
@@ -328,15 +280,10 @@ def test_the_broker_goes_and_comes_back_at_another_port(behind: Front) -> None:
 def test_another_broker_becomes_the_master(behind: Front) -> None:
     # The one before lives on, as a slave: who was there has to leave it.
     client, other = behind.client(), behind.client()
-    client.ask(34, body=_HEARTBEAT)
-    assert other.ask(310).code == 0
+    assert client.ask(310).code == other.ask(310).code == 0
     with Peer(broker_handlers()) as master:
         behind.brokers[NAME] = {0: master.address, 1: behind.broker.address}
-        deadline = time.monotonic() + 10
-        while master.codes().count(310) < 2:
-            assert time.monotonic() < deadline
-            client.ask(310)
-            time.sleep(0.02)
+        behind.outlet.wait_for(lambda: client.ask(310).code == 0 and master.requests)
         count = len(behind.broker.requests)
         assert other.ask(310).code == 0
         assert (master.connections, len(behind.broker.requests)) == (2, count)
@@ -419,8 +366,7 @@ def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack, is_alon
     assert (answer.code, answer.form) == (14, form)
     assert str(answer.remark) == "upstream_namesrv of this indexd leads back to it"
     assert client.ask(310).code == 14
-    hints = [fields["hint"] for _, event, fields in outlet.log.lines if event == "upstream_circle"]
-    assert str(hints[0]).startswith("upstream_namesrv or the broker's address leads back here")
+    assert "upstream_circle" in outlet.events()
 
 
 def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: ExitStack) -> None:
@@ -472,15 +418,12 @@ def test_tls_to_name_server_and_broker(tmp_path: Path, stack: ExitStack) -> None
     certificate, key = make_certificate(tmp_path)
     context = server_context(certificate, key)
     broker = stack.enter_context(Peer(broker_handlers(), tls=context))
-    names = _names(stack, broker.address, tls=context)
-    settings: dict[str, object] = {"upstream_namesrv": names.address, "node_id": NAME, "upstream_tls": "true"}
-    with Outlet(tmp_path, upstream_ca_file=certificate, **settings) as outlet, outlet.client() as client:
-        assert client.ask(310, body=b"x").body == b"x"
-        assert client.ask(34, body=_HEARTBEAT).code == 0
-    with Outlet(tmp_path, **settings) as outlet, outlet.client() as client:  # the system's do not vouch for it
-        answer = client.ask(310)
-        assert answer.code == 14
-        assert "TLS: CERTIFICATE_VERIFY_FAILED" in str(answer.remark)
+    names = _names(stack, broker.address, tls=context).address
+    _, client = _outlet(stack, tmp_path, names, upstream_tls="true", upstream_ca_file=certificate)
+    assert client.ask(310, body=b"x").body == b"x"
+    _, client = _outlet(stack, tmp_path, names, upstream_tls="true")  # the system's do not vouch for it
+    answer = client.ask(310)
+    assert (answer.code, "TLS: CERTIFICATE_VERIFY_FAILED" in str(answer.remark)) == (14, True)
 
 
 # As long as RocketMQ's own clients wait.
@@ -511,7 +454,7 @@ def test_a_hung_peer_takes_not_all_of_its_clients_patience(
 ) -> None:
     address = _hung(stack, kind)
     names = _names(stack, address).address if is_broker else address
-    _, client = _outlet(stack, tmp_path, names, patience=replace(PATIENCE, short=0.2))
+    _, client = _outlet(stack, tmp_path, names, patience=replace(PATIENCE, short=0.1), upstream_timeout=0.5)
     asked: list[tuple[int, dict[str, object]]] = [(106, {}), (105, {"topic": "T"})]
     if is_broker:
         asked = [(28, {}), (34, {}), (35, {"clientID": "x"}), (300, {"topic": "T"}), (30, {"topic": "T", "queueId": 0})]
@@ -521,19 +464,14 @@ def test_a_hung_peer_takes_not_all_of_its_clients_patience(
         assert seconds < _CLIENTS_WAIT
     if not is_broker:  # what has no other answer: a connection may take its time
         seconds, answer = _timed(client, 310)
-        assert answer.code == 14
-        assert 1 < seconds < 8
+        assert (answer.code, 0.4 < seconds < _CLIENTS_WAIT) == (14, True)
 
 
 def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
-    behind = Front(stack, tmp_path, upstream_timeout=2, patience=replace(PATIENCE, short=0.2))
-    wanted = behind.route().json()
-    handlers = dict(behind.names.handlers)
+    behind = Front(stack, tmp_path, upstream_timeout=0.5, patience=replace(PATIENCE, short=0.1))
+    wanted, handlers = behind.route().json(), dict(behind.names.handlers)
     behind.names.handlers.update(dict.fromkeys(handlers, lambda _: None))
-    for _ in range(3):
-        seconds, answer = _timed(behind.client(), 105, {"topic": "TopicTest"})
-        assert answer.json() == wanted
-        assert seconds < _CLIENTS_WAIT
+    assert behind.route().json() == wanted
     behind.names.handlers.update(handlers)
     behind.brokers["broker-b"] = {0: "10.0.0.3:10911"}
     behind.outlet.wait_for(lambda: len(behind.route().json()["brokerDatas"]) == 2)
@@ -541,11 +479,8 @@ def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) 
 
 def test_another_name_server_answers_for_one_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
     both = f"{_hung(stack, 'silent')};{_names(stack, '10.0.0.1:10911').address}"
-    _, client = _outlet(stack, tmp_path, both)
-    for limit in (1.3, 0.3):
-        seconds, answer = _timed(client, 105, {"topic": "T"})
-        assert answer.json()["queueDatas"][0]["perm"] == 6
-        assert seconds < limit
-    _, other = _outlet(stack, tmp_path, both, upstream_timeout=0.5)
-    seconds, answer = _timed(other, 206)  # that takes its time, but not all of it here
-    assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
+    _, client = _outlet(stack, tmp_path, both, upstream_timeout=0.5)
+    for code, fields in ((105, {"topic": "T"}), (206, {})):  # the first takes its time, but not all of it
+        seconds, answer = _timed(client, code, fields)
+        assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
+    assert _timed(client, 105, {"topic": "T"})[1].json()["queueDatas"][0]["perm"] == 6

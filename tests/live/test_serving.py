@@ -21,13 +21,12 @@ import pytest
 
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageError
 from indexd.query import message as query_message
-from indexd.serve import queries as serve_queries
 from indexd.serve import server
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.answers import Bodies
 from indexd.serve.http.endpoints import LIVE_MAX
 from indexd.serve.http.guard import problem_of
-from indexd.serve.queries import CrowdedError, StoppingError
+from indexd.serve.queries import CrowdedError, Queries, StoppingError
 from indexd.serve.server import ServeThread, listen
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import rebuild
@@ -374,7 +373,7 @@ def test_a_query_has_so_long(place: tuple[Path, Path], monkeypatch: pytest.Monke
         time.sleep(0.2)
         return original(*args)
 
-    monkeypatch.setattr(serve_queries, "QUERY_SECONDS", 0.5)
+    monkeypatch.setattr(Queries, "query_seconds", 0.5)
     monkeypatch.setattr(Bodies, "_of_hit", slow)
     with Serving(*place) as serving:
         answer = serving.get(_BY_KEY)
@@ -411,7 +410,7 @@ def test_a_query_that_nothing_ends_is_left_behind_at_a_stop(
 
 
 def test_files_are_closed_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_queries, "_KEPT_SECONDS", 0.5)
+    monkeypatch.setattr(Queries, "kept_seconds", 0.5)
     write_log(tmp_path / "store", 1500)
     rebuild(tmp_path / "store", tmp_path / "data", *SIZES)
 

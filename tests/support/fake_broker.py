@@ -7,16 +7,16 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from indexd.service.broker import BrokerAdmin, SilentBrokerError
+from support.remoting import Command, Peer
 
-#: What is done with a request: the connection, and the request's header.
-Answer = Callable[[socket.socket, dict[str, Any]], None]
+#: What is done with a request: the connection, and the request.
+Answer = Callable[[socket.socket, Command], None]
 
 
 def frame(header: object, body: bytes = b"", kind: int = 0) -> bytes:
@@ -28,8 +28,8 @@ def frame(header: object, body: bytes = b"", kind: int = 0) -> bytes:
 def well(offset: object, begin: str = "0", **changed: object) -> Answer:
     """The answer of a broker whose log is [``begin``, ``offset``); ``changed`` are other members of its header."""
 
-    def answer(connection: socket.socket, request: dict[str, Any]) -> None:
-        header = {"code": 0, "flag": 1, "language": "JAVA", "opaque": request["opaque"], "version": 477, **changed}
+    def answer(connection: socket.socket, request: Command) -> None:
+        header = {"code": 0, "flag": 1, "language": "JAVA", "opaque": request.opaque, "version": 477, **changed}
         table = {"brokerVersionDesc": "V5_4_0", "commitLogMinOffset": begin, "commitLogMaxOffset": offset}
         connection.sendall(frame(header, json.dumps({"table": table}).encode()))
 
@@ -49,50 +49,16 @@ def raw(data: bytes) -> Answer:
     return lambda connection, _: connection.sendall(data)
 
 
-class FakeBroker:
-    """For use in a ``with`` block; ``answer`` may be replaced at any time, ``requests`` are the headers that came."""
+class FakeBroker(Peer):
+    """A peer of which ``answer``, which may be replaced at any time, does all that is done with a request."""
 
     def __init__(self, answer: Answer, port: int = 0) -> None:
+        super().__init__(port=port)
         self.answer = answer
-        self.requests: list[dict[str, Any]] = []
-        self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self._open: list[socket.socket] = []
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Close every connection, as a broker does with those that are quiet."""
-        for connection in self._open:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        self._open.clear()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self.connections += 1
-                self._open.append(connection)
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection, connection.makefile("rb") as stream:
-            while len(start := stream.read(8)) == 8:
-                size, word = struct.unpack(">II", start)
-                header = json.loads(stream.read(word & 0xFFFFFF))
-                stream.read(size - 4 - (word & 0xFFFFFF))
-                self.requests.append(header)
-                self.answer(connection, header)
+    def _take(self, connection: socket.socket, number: int, command: Command) -> None:
+        self._note(lambda: self.requests.append((number, command)))
+        self.answer(connection, command)
 
 
 class Named:

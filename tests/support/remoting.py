@@ -32,6 +32,7 @@ from typing import Any, Self
 from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import Form, RemotingCommand, decode_command, encode_command
+from indexd.serve.remoting.routes import write_json
 from indexd.serve.remoting.server import Limits
 from indexd.serve.remoting.upstream import Client, Patience
 from support.serving import InThread, client_context, make_certificate
@@ -106,8 +107,7 @@ class RemotingClient:
     @property
     def local(self) -> str:
         """Our own address: HOST:PORT."""
-        host, port = self.socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return remoting_server.address_of(*self.socket.getsockname()[:2])
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +118,7 @@ class RemotingClient:
     def close(self) -> None:
         """Close it."""
         self._stream.close()
-        with suppress(OSError):
-            self.socket.close()
+        self.socket.close()
 
     def ask(self, code: int, ext_fields: Mapping[str, object] | None = None, body: bytes = b"", **more: Any) -> Command:
         """Send a request and wait for its answer; ``more`` are members of Command."""
@@ -166,13 +165,6 @@ class RemotingClient:
             return read_command(self._stream)
         except ConnectionError as error:
             raise EOFError from error
-
-    def is_closed(self) -> bool:
-        """Wait until the other side closes the connection; False when it says something instead."""
-        try:
-            return self.socket.recv(1) == b""
-        except ConnectionError:
-            return True
 
     def _take(self, command: Command) -> None:
         if command.is_response:
@@ -249,8 +241,7 @@ class RemotingServing(InThread):
     @property
     def address(self) -> str:
         """HOST:PORT."""
-        host, port = self.place
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return remoting_server.address_of(*self.place)
 
     def __enter__(self) -> Self:
         self.start()
@@ -289,7 +280,8 @@ class RemotingServing(InThread):
 
     async def serve(self, stop: asyncio.Event) -> None:
         access = read_access(self.config)
-        given = self.config, self.board, self.log, self._listening, self.processor, access, self.limits
+        log = remoting_server.RateLimitedLog(self.log)
+        given = self.config, self.board, log, self._listening, self.processor, access, self.limits
         await remoting_server.RemotingServer(*given).run(stop, lambda: None)
 
 
@@ -330,11 +322,6 @@ class Peer:
         self._open: dict[int, socket.socket] = {}
         self._opaque = itertools.count(1_000_000)
         self._changed = threading.Condition()
-
-    @property
-    def port(self) -> int:
-        """Of its address."""
-        return int(self.address.rpartition(":")[2])
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -425,7 +412,7 @@ NAME = "broker-a"
 
 
 #: Nobody is left alone for long.
-PATIENCE = Patience(fresh=0.05, missing=0.02)
+PATIENCE = Patience(fresh=0.05)
 
 
 class Outlet(RemotingServing):
@@ -465,24 +452,21 @@ def route_data(brokers: Brokers) -> dict[str, Any]:
     }
 
 
-def fastjson(value: object) -> bytes:
-    """As a name server writes it for clients before 4.9.4: keys 0 to 9 without quotes."""
-    text = json.dumps(value, ensure_ascii=False)
-    for number in range(10):
-        text = text.replace(f'"{number}":', f"{number}:")
-    return text.encode()
-
-
 def name_server_handlers(brokers: Brokers, topics: Mapping[str, Brokers] | None = None) -> dict[int, Handler]:
     """A name server that knows ``brokers``; both may be changed later. Without ``topics`` every topic is on all."""
 
     def route(request: Command) -> dict[str, Any]:
         found = brokers if topics is None else topics.get(request.ext_fields["topic"], {})
-        return {"body": fastjson(route_data(found))} if found else {"code": 17, "remark": "no route in name server"}
+        return (
+            {"body": write_json(route_data(found), is_standard=False)}
+            if found
+            else {"code": 17, "remark": "no route in name server"}
+        )
 
     def cluster(_: Command) -> dict[str, Any]:
         table = {name: broker_data(name, addresses) for name, addresses in brokers.items()}
-        return {"body": fastjson({"brokerAddrTable": table, "clusterAddrTable": {CLUSTER: sorted(brokers)}})}
+        found = {"brokerAddrTable": table, "clusterAddrTable": {CLUSTER: sorted(brokers)}}
+        return {"body": write_json(found, is_standard=False)}
 
     return {105: route, 106: cluster, 206: lambda _: {"body": b'{"topicList":["TopicTest"]}'}}
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +27,8 @@ from indexd.query.broker_message import query_message
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import Queries
 from indexd.serve.remoting import processor
-from indexd.serve.remoting.command import Form, RemotingCommand, decode_command, encode_command, last_update_fields
+from indexd.serve.remoting.command import Form, RemotingCommand, decode_command, encode_command
 from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
-from indexd.storage.disk import WouldWaitError
 from support.data_directory import T0, built, config_of, spec
 from support.queue_store import QueueStore
 from support.serving import Log
@@ -60,7 +59,7 @@ class Asking:
 
     async def ask(self, code: int, form: Form = Form.JSON, **fields: str) -> RemotingCommand:
         command = RemotingCommand(code, 77, ext_fields=fields, form=form)
-        handler = (processor._OURS | processor._ALONE)[code]
+        handler = processor._ALONE[code]
         answer = await processor.answer_from_index(handler, self.queries, command)
         assert (answer.opaque, answer.form, answer.is_response) == (77, form, True)
         return answer
@@ -213,12 +212,12 @@ class Judge:
         found = self.compiled(request, size_max)
         if found is not None:
             assert not isinstance(wanted, str)
-            assert found == (last_update_fields(*wanted.last_update), b"".join(wanted.frames), wanted.remark)
+            assert found == (tuple(map(str, wanted.last_update)), b"".join(wanted.frames), wanted.remark)
         self.answered["left" if found is None else COMPILED] += isinstance(wanted, str) or bool(wanted.frames)
         return wanted
 
-    def compiled(self, asked: KeyQuery, size_max: int = ANY_SIZE) -> tuple[dict[str, str], bytes, str | None] | None:
-        """Ext fields, body and remark."""
+    def compiled(self, asked: KeyQuery, size_max: int = ANY_SIZE) -> tuple[tuple[str, ...], bytes, str | None] | None:
+        """The last update, body and remark."""
         fields = {
             "topic": asked.topic,
             "key": asked.key,
@@ -231,17 +230,15 @@ class Judge:
             fields["indexType"] = asked.index_type
 
         def ask_compiled(call: Callable[[IndexTables], Any]) -> Any:
-            try:
+            with suppress(IndexdError):
                 return call(self.tables)
-            except IndexdError as error:
-                raise WouldWaitError from error
 
         queries: Any = SimpleNamespace(config=self.index.config, ask_compiled=ask_compiled, count=lambda *_: None)
         found = KeyQueries(queries, size_max).answer(framed(written(header(fields))), FRAME_MAX)
         if found is None:
             return None
         answer = decode_command(found.answers[4:])
-        return answer.ext_fields, answer.body, answer.remark
+        return tuple(answer.ext_fields.values()), answer.body, answer.remark
 
 
 def outcome(call: Callable[[], FoundFrames]) -> FoundFrames | str:

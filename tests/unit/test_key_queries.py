@@ -266,8 +266,7 @@ async def test_from_the_next_query_on(store: Store) -> None:
         queries = Queries(to.config, to.board, 2, load)
         try:
             for _ in range(2):  # nothing is open, and then nothing compiled
-                with pytest.raises(WouldWaitError):
-                    queries.ask_compiled(str)
+                assert queries.ask_compiled(str) is None
                 await queries.ask(lambda data: data.index.look())
             may_load.set()
             for thread in threading.enumerate():
@@ -275,7 +274,7 @@ async def test_from_the_next_query_on(store: Store) -> None:
                     thread.join(60)
             await queries.ask(lambda data: data.index.look())
             queries.look_seconds = 60.0
-            assert queries.ask_compiled(lambda compiled: compiled.prepare()) is not None
+            assert queries.ask_compiled(lambda compiled: compiled.prepare())
         finally:
             queries.stop()
             assert queries.close() == 0
@@ -308,8 +307,7 @@ async def test_an_error_is_met_again_by_who_may_wait(store: Store) -> None:
 
     async with both(store) as way:
         queries, board = way.to.queries, way.to.board
-        with pytest.raises(WouldWaitError):
-            queries.ask_compiled(fail)
+        assert queries.ask_compiled(fail) is None
         assert board.queries["error"] == 0
         with pytest.raises(CorruptDataError):
             await queries.query(fail, str)
@@ -384,7 +382,7 @@ def test_more_files_than_are_kept_open(tmp_path: Path) -> None:
     assert compiled[1] == 0
 
 
-def test_a_long_walk_is_left_to_who_may_take_time(tmp_path: Path) -> None:
+def test_a_long_walk(tmp_path: Path) -> None:
     store = Store(tmp_path, IndexLayout(1, 12_000), segment=1 << 20)
     keys = [" ".join(f"k-{number}-{piece}" for piece in range(10)) for number in range(1100)]
     built(store, *[spec(T0 + number, KEYS=text) for number, text in enumerate(keys)])
@@ -394,9 +392,6 @@ def test_a_long_walk_is_left_to_who_may_take_time(tmp_path: Path) -> None:
         judge.answered.clear()
         assert frames(judge.ask(by_key("k-110-0", 1))) == 1  # behind 9,900 others
         assert judge.answered == {COMPILED: 1}
-        assert frames(judge.ask(by_key("k-90-0", 1))) == 1
-        assert frames(judge.ask(by_key("absent"))) == 0
-        assert judge.answered == {COMPILED: 1, "left": 1}
 
 
 def write_word(store: Store, position: int, value: int) -> None:

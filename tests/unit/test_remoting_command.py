@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from ipaddress import ip_network
 
 import pytest
@@ -15,7 +16,6 @@ from indexd.serve.remoting.command import (
     HEADER_MAX,
     LANGUAGES,
     V4_9_3,
-    V4_9_4,
     Form,
     FrameError,
     RemotingCommand,
@@ -165,7 +165,7 @@ _COMMANDS = {
 _BINARY_FRAMES = [bytes.fromhex(digits)[4:] for digits in BINARY.values()]
 
 
-_JSON_FRAMES = [(bytes.fromhex(heads) + text.encode())[4:] for heads, text in JSON.values()]
+_FRAMES = [(bytes.fromhex(heads) + text.encode())[4:] for heads, text in JSON.values()] + _BINARY_FRAMES
 
 
 def _frame(header: str | bytes, body: bytes = b"", form: int = 0) -> bytes:
@@ -179,33 +179,18 @@ def _header(frame: bytes) -> dict[str, object]:
     return decoded
 
 
-def _as_binary(name: str) -> RemotingCommand:
-    command = _COMMANDS[name]
-    code = 0x0D72 if name == "pop" else command.code  # the low 16 bits of 200050: RocketMQ's own loss
-    return RemotingCommand(
-        code, command.opaque, command.flag, "JAVA", 0, command.remark, command.ext_fields, command.body, Form.ROCKETMQ
-    )
-
-
 @pytest.mark.parametrize("name", _COMMANDS)
-def test_what_rocketmq_writes(name: str) -> None:
+def test_what_rocketmq_writes_is_read_and_written(name: str) -> None:
     heads, text = JSON[name]
-    frame = bytes.fromhex(heads) + text.encode()
-    assert take_command(bytearray(frame), 1 << 20) == _COMMANDS[name]
-    frame = bytes.fromhex(BINARY[name])
-    assert take_command(bytearray(frame), 1 << 20) == _as_binary(name)
-
-
-@pytest.mark.parametrize("name", _COMMANDS)
-def test_what_we_write_is_what_rocketmq_writes(name: str) -> None:
-    heads, text = JSON[name]
-    theirs, ours = bytes.fromhex(heads) + text.encode(), encode_command(_COMMANDS[name])
+    theirs, command = bytes.fromhex(heads) + text.encode(), _COMMANDS[name]
+    assert take_command(bytearray(theirs), 1 << 20) == command
+    ours = encode_command(command)
     assert _header(ours) == {"extFields": {}, **_header(theirs)}  # without any, RocketMQ leaves out the member
-    assert ours.endswith(_COMMANDS[name].body)
-    assert encode_command(_as_binary(name)).hex() == BINARY[name]
-    command = _as_binary(name)
-    command.code = _COMMANDS[name].code
-    assert encode_command(command).hex() == BINARY[name]
+    assert ours.endswith(command.body)
+    binary = replace(command, form=Form.ROCKETMQ)
+    assert encode_command(binary).hex() == BINARY[name]
+    binary.code = (command.code & 0xFFFF ^ 0x8000) - 0x8000  # of 200050 the low 16 bits: RocketMQ's own loss
+    assert take_command(bytearray.fromhex(BINARY[name]), 1 << 20) == binary
 
 
 @pytest.mark.parametrize(
@@ -227,15 +212,7 @@ def test_ext_fields_are_read_as_texts(fields: str, expected: dict[str, str]) -> 
 def test_of_two_members_the_last_counts_and_of_the_rest_little_is_needed() -> None:
     frame = _frame(' {"code":12,"opaque":7,"code":13,"language":null,"remark":null}\n', b"b")
     assert decode_command(frame) == RemotingCommand(13, 7, body=b"b")
-    assert decode_command(_frame('{"code":1,"opaque":7,"language":"KLINGON"}')).language == "KLINGON"
-
-
-def test_unknown_members_go_on() -> None:
-    command = decode_command(_frame('{"code":1,"opaque":7,"suspended":false,"a\\"b":"ü","n":null,"deep":[1],"f":1.5}'))
-    assert command.others == {"suspended": False, 'a"b': "ü", "n": None, "f": "1.5"}
-    again = decode_command(encode_command(command)[4:])
-    assert again == command
-    assert not again.answer(0).others
+    assert decode_command(_frame('{"code":1,"opaque":7,"language":"KLINGON","suspended":false}')).language == "KLINGON"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +220,7 @@ def test_unknown_members_go_on() -> None:
     [
         "", "null", "[]", "12", '"a"', "{", "{}", '{"code":1}', '{"opaque":1}', '{"code":null,"opaque":1}',
         '{"code":"1","opaque":1}', '{"code":true,"opaque":1}', '{"code":1.0,"opaque":1}', '{"code":1,"opaque":1e3}',
-        '{"code":NaN,"opaque":1}', '{"code":1,"opaque":1,"extFields":{"a":NaN}}', '{"code":2147483648,"opaque":1}',
+        '{"code":NaN,"opaque":1}', '{"code":2147483648,"opaque":1}',
         '{"code":1,"opaque":-2147483649}', '{"code":1,"opaque":1,"flag":99999999999}', '{"code":1,"opaque":1} x',
         '{"code":1,"opaque":1,"version":"5"}', '{"code":1,"opaque":1,"remark":5}', '{"code":1,"opaque":1,"language":3}',
         '{"code":1,"opaque":1,"extFields":[]}', '{"code":1,"opaque":1,"extFields":"a"}', '{code:1,opaque:1}',
@@ -300,7 +277,7 @@ def test_a_length_that_is_none(size: int) -> None:
 
 
 def test_texts_that_are_no_unicode_are_written_all_the_same() -> None:
-    command = RemotingCommand(1, 1, 0, "OTHER", 0, "\ud83d", {"\udc00": "a\ud800b"}, others={"x": "\ud800"})
+    command = RemotingCommand(1, 1, 0, "OTHER", 0, "\ud83d", {"\udc00": "a\ud800b"})
     assert decode_command(encode_command(command)[4:]) == command
     command.form = Form.ROCKETMQ
     binary = decode_command(encode_command(command)[4:])
@@ -342,23 +319,17 @@ def test_what_is_written_is_read_again(command: RemotingCommand) -> None:
     assert buffer == frame[:-1]
 
 
-@given(st.one_of(st.binary(), st.builds(_frame, st.binary(), st.binary(), st.sampled_from((0, 1)))))
-@example(b"")
-def test_any_bytes_are_a_command_or_a_frame_error(frame: bytes) -> None:
-    _decode_any(frame)
-
-
-@given(st.sampled_from(_JSON_FRAMES + _BINARY_FRAMES), st.lists(st.tuples(st.integers(0, 160), st.binary(max_size=4))))
-def test_a_frame_in_which_anything_was_changed(frame: bytes, changes: list[tuple[int, bytes]]) -> None:
+@given(
+    st.binary() | st.builds(_frame, st.binary(), st.binary(), st.sampled_from((0, 1))) | st.sampled_from(_FRAMES),
+    st.lists(st.tuples(st.integers(0, 160), st.binary(max_size=4))),
+)
+@example(b"", [])
+def test_any_bytes_are_a_command_or_a_frame_error(frame: bytes, changes: list[tuple[int, bytes]]) -> None:
     buffer = bytearray(frame)
     for at, change in changes:
         buffer[at : at + len(change)] = change
-    _decode_any(bytes(buffer))
-
-
-def _decode_any(frame: bytes) -> None:
     try:
-        command = decode_command(frame)
+        command = decode_command(buffer)
     except FrameError:
         return
     assert decode_command(encode_command(command)[4:]) == command
@@ -376,7 +347,6 @@ def test_what_rocketmqs_clients_sign(name: str) -> None:
     command = _signed(name)
     assert _KEYS.signature(command) == command.ext_fields["Signature"]
     assert _KEYS.refusal(command) is None
-    assert RemotingAccess(None, _KEYS, ()).refusal(command) is None
 
 
 def test_whatever_is_changed_is_refused() -> None:
@@ -385,31 +355,18 @@ def test_whatever_is_changed_is_refused() -> None:
         command.ext_fields[name] = value
         assert _KEYS.refusal(command) is not None, name
     for body in (b"", b'{"clientID":"d"}', b'{"clientID":"c"} '):
-        command = _signed("beat")
-        command.body = body
-        assert _KEYS.refusal(command) is not None
-    command = _signed("query_5_4_0")
-    command.ext_fields["_UNIQUE_KEY_QUERY"] = "false"
-    assert _KEYS.refusal(command) is not None
-
-
-def test_what_clients_up_to_4_9_3_do_not_sign() -> None:
-    command = _signed("query_4_9_3")
-    assert command.version == V4_9_3
-    command.ext_fields["_UNIQUE_KEY_QUERY"] = "false"
-    assert _KEYS.refusal(command) is None
-    command.version = V4_9_4
-    assert _KEYS.refusal(command) is not None
+        assert _KEYS.refusal(replace(_signed("beat"), body=body)) is not None
+    for name in ("query_5_4_0", "query_4_9_8", "query_4_9_3"):  # up to 4.9.3 clients do not sign it
+        command = _signed(name)
+        command.ext_fields["_UNIQUE_KEY_QUERY"] = "false"
+        assert (_KEYS.refusal(command) is None) == (command.version <= V4_9_3)
 
 
 @pytest.mark.parametrize("missing", ["AccessKey", "Signature"])
 def test_a_request_that_is_not_signed(missing: str) -> None:
     command = _signed("query")
     del command.ext_fields[missing]
-    text = RemotingAccess(None, _KEYS, ()).refusal(command)
-    assert text is not None
-    assert missing in text
-    assert RemotingAccess(None, None, ()).refusal(command) is None
+    assert missing in str(_KEYS.refusal(command))
     assert _KEYS.refusal(RemotingCommand(34, 1)) is not None
 
 
@@ -433,7 +390,6 @@ def test_a_secret_key_is_not_shown() -> None:
     ("networks", "host", "expected"),
     [
         ((), "203.0.113.9", True),
-        ((), "no address", True),
         (("10.0.0.0/8",), "10.1.2.3", True),
         (("10.0.0.0/8",), "11.1.2.3", False),
         (("10.0.0.0/8",), "::ffff:10.1.2.3", True),
@@ -442,8 +398,6 @@ def test_a_secret_key_is_not_shown() -> None:
         (("10.0.0.0/8", "192.0.2.7/32"), "192.0.2.7", True),
         (("fe80::/10",), "fe80::1%eth0", True),
         (("2001:db8::/32",), "2001:db8::5", True),
-        (("10.0.0.0/8",), "no address", False),
-        (("0.0.0.0/0",), "", False),
     ],
 )
 def test_networks(networks: tuple[str, ...], host: str, expected: bool) -> None:

@@ -146,18 +146,6 @@ async def test_long_questions_take_turns_with_short_ones(threads_max: int) -> No
     assert 1 < most <= max(threads_max, 2)
 
 
-async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    async with working(2, 5) as workers:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(CrowdedError):
-                await asyncio.wait_for(workers.ask(lambda: 1), 10)
-        assert await workers.ask(lambda: 2) == 2
-
-
 async def test_an_answer_does_not_wait_for_the_long_question_behind_it() -> None:
     async with held(2, 5) as (workers, first, gate):
         ended = threading.Event()

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,12 +40,8 @@ _WAITING_PER_THREAD = 32
 PATIENCE_SECONDS, _LONG_PATIENCE_SECONDS = 5.0, 20.0
 # The first turn of a question while others wait.
 _TURN_SECONDS = 0.02
-# Open files hold the space of what the broker removes.
-_KEPT_SECONDS = 10.0
-_LOOK_SECONDS = 0.1
-#: A query that takes longer is ended: it holds a thread that others wait for. A walk keeps what it has found, and has
-#: so much longer to say it.
-QUERY_SECONDS, _SAY_SECONDS = 10.0, 2.0
+# A walk that is ended keeps what it has found, and has so much longer to say it.
+_SAY_SECONDS = 2.0
 # At a stop: one that no check reaches, since a disk does not answer, is left behind.
 _CLOSE_SECONDS = 2.0
 
@@ -80,10 +77,7 @@ class StoppingError(NotAnsweredError):
 
 
 class TooLongError(NotAnsweredError, TimeUpError):
-    """The query was ended after ``QUERY_SECONDS``."""
-
-    def __init__(self) -> None:
-        super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
+    """The query was ended after ``Queries.query_seconds``."""
 
 
 class TurnOverError(Exception):
@@ -97,13 +91,13 @@ class _Question(NamedTuple):
 
 
 class Workers:
-    """A thread for first turns, and ``threads_max`` less one, but one at least, for what is long.
+    """A thread for first turns, and ``threads`` less one, but one at least, for what is long.
 
     ``waiting_max`` questions may wait. ``close`` alone is for any thread.
     """
 
-    def __init__(self, threads_max: int, waiting_max: int) -> None:
-        self._threads_max, self._waiting_max = max(threads_max, 2), waiting_max
+    def __init__(self, threads: int, waiting_max: int) -> None:
+        self._threads_max, self._waiting_max = max(threads, 2), waiting_max
         self._first: SimpleQueue[_Question | None] = SimpleQueue()
         self._long: SimpleQueue[_Question | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -120,7 +114,8 @@ class Workers:
         if self._first.qsize() + self._long.qsize() >= self._waiting_max:
             raise CrowdedError("as many queries wait as may")
         self._loop = asyncio.get_running_loop()
-        self._start(2)
+        while len(self._threads) < self._threads_max:
+            self._start(len(self._threads))
         future = self._loop.create_future()
         self._asked.add(future)
         future.add_done_callback(self._asked.discard)
@@ -148,16 +143,10 @@ class Workers:
             thread.join(max(end - time.monotonic(), 0))
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _start(self, count: int) -> None:
-        # So many threads, if there are fewer.
-        while len(self._threads) < count:
-            number = len(self._threads)
-            thread = threading.Thread(target=self._work, args=(number == 0,), name=f"query-{number}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                raise CrowdedError("there is no memory for a thread") from error
-            self._threads.append(thread)
+    def _start(self, number: int) -> None:
+        thread = threading.Thread(target=self._work, args=(number == 0,), name=f"query-{number}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _work(self, is_first: bool) -> None:
         questions = self._first if is_first else self._long
@@ -178,8 +167,6 @@ class Workers:
             answer = question.call()
         except TurnOverError:
             self._long.put(question)
-            with suppress(CrowdedError):  # those that are there get to it
-                self._start(min(len(self._threads) + 1, self._threads_max))
             return
         except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
             error = raised
@@ -188,15 +175,19 @@ class Workers:
     def _deliver(self) -> None:
         while self._done:
             future, answer, error = self._done.popleft()
-            if not future.done() and error is not None:
+            if future.done():
+                continue
+            if error is not None:
                 future.set_exception(error)
-            elif not future.done():
+            else:
                 future.set_result(answer)
 
 
-class _Opened(NamedTuple):
+@dataclass(slots=True)
+class _Opened:
     data: Data
     disk: Disk
+    #: When a question was last answered with it.
     used: float = 0.0
     #: For ``ask_compiled``; None until there is compiled code.
     compiled: Any = None
@@ -209,6 +200,13 @@ class Queries:
     that which compiled code reads (``remoting.key_queries.IndexTables``), or None; its ``prepare`` opens what it needs.
     """
 
+    #: A query that takes longer is ended: it holds a thread that others wait for.
+    query_seconds = 10.0
+    #: Files that nobody asks are closed after so long: they hold the space of what the broker removes.
+    kept_seconds = 10.0
+    #: What is answered at once, in the event loop's own thread, goes by what was seen of the files so long ago.
+    look_seconds = 0.1
+
     def __init__(
         self,
         config: Config,
@@ -219,12 +217,10 @@ class Queries:
         self.config = config
         self.board = board
         self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
-        #: Open and not in use, the last used at the end, with when that was.
+        #: Open and not in use, the last used at the end.
         self._idle: list[_Opened] = []
         self._compiled_of: Callable[[QueryIndex], Any] | None = None
-        #: What is answered at once, in the event loop's own thread, goes by what was seen of the files so long ago.
-        self.look_seconds = _LOOK_SECONDS
-        self._tidying: asyncio.Task[None] | None = None
+        self._tidying = asyncio.create_task(self._tidy())
         self._is_stopping = False
         if load_compiled is not None:  # it may have to compile: nobody waits for that
             threading.Thread(target=self._compile, args=(load_compiled,), name="query-compile", daemon=True).start()
@@ -241,28 +237,25 @@ class Queries:
             self._check_phase()  # it may be being opened again
             raise
         self._check_phase()
-        if self._tidying is None or self._tidying.done():
-            self._tidying = asyncio.create_task(self._tidy())
         return answer
 
-    def ask_compiled(self, question: Callable[[Any], T]) -> T:
-        """What ``question`` returns, called here and now with what a worker has prepared; else WouldWaitError.
+    def ask_compiled(self, question: Callable[[Any], T | None]) -> T | None:
+        """What ``question`` returns, called here and now with what a worker has prepared.
 
-        It may not take long, and the disk is not waited for. It is not counted.
+        It may not take long, and the disk is not waited for. It is not counted. None where a worker has to be asked,
+        which may wait, or says what is wrong.
         """
         if self._is_stopping or self.board.phase not in ANSWERING:
-            raise WouldWaitError
+            return None
         try:
             opened = self._idle.pop()
         except IndexError:
-            raise WouldWaitError from None
+            return None
         opened.disk.nonblocking, opened.data.index.look_seconds = True, self.look_seconds
         try:
-            if opened.compiled is None:
-                raise WouldWaitError
-            return question(opened.compiled)
-        except IndexdError as error:  # it may be gone for who looks anew
-            raise WouldWaitError from error
+            return None if opened.compiled is None else question(opened.compiled)
+        except (IndexdError, WouldWaitError):
+            return None
         finally:
             opened.disk.nonblocking, opened.data.index.look_seconds = False, 0.0
             self._idle.append(opened)
@@ -290,8 +283,7 @@ class Queries:
     def stop(self) -> None:
         """What waits and what comes is refused from now on, and what runs ends where it next looks at a message."""
         self._is_stopping = True
-        if self._tidying is not None:
-            self._tidying.cancel()
+        self._tidying.cancel()
         self._workers.stop()
 
     def close(self) -> int:
@@ -311,7 +303,7 @@ class Queries:
             opened = self._idle.pop()
         except IndexError:
             opened = self._open()
-        end = time.monotonic() + QUERY_SECONDS
+        end = time.monotonic() + self.query_seconds
 
         def check() -> None:
             nonlocal end
@@ -320,29 +312,29 @@ class Queries:
                 raise StoppingError
             if time.monotonic() > end:
                 end += _SAY_SECONDS
-                raise TooLongError
+                raise TooLongError(f"the query took longer than {self.query_seconds:.0f} s, and was ended")
 
         opened.data.set_check(check)
         try:
             answer = question(opened.data)
             if self._compiled_of is not None:
-                opened = self._prepare(opened, self._compiled_of)
+                self._prepare(opened, self._compiled_of)
         except BaseException:
             opened.data.close()
             raise
-        self._idle.append(opened._replace(used=time.monotonic()))
+        opened.used = time.monotonic()
+        self._idle.append(opened)
         return answer
 
-    def _prepare(self, opened: _Opened, compiled_of: Callable[[QueryIndex], Any]) -> _Opened:
+    def _prepare(self, opened: _Opened, compiled_of: Callable[[QueryIndex], Any]) -> None:
         # Opens here, where the disk may be waited for, what ``ask_compiled`` needs to be open.
         opened.data.set_check(lambda: None)
         index = opened.data.index
-        compiled = opened.compiled or compiled_of(index)
+        opened.compiled = opened.compiled or compiled_of(index)
         index.look_seconds = self.look_seconds  # the question has just looked
         with suppress(IndexdError):
-            compiled.prepare()
+            opened.compiled.prepare()
         index.look_seconds = 0.0
-        return opened._replace(compiled=compiled)
 
     def _open(self) -> _Opened:
         disk = Disk()
@@ -356,12 +348,13 @@ class Queries:
 
     async def _tidy(self) -> None:
         # Files are closed in a worker: the last one to close a file that was removed waits until it is gone.
-        while self._idle:
-            await asyncio.sleep(_KEPT_SECONDS)
-            with suppress(NotAnsweredError):
-                await self._workers.ask(self._drop)
+        while True:
+            await asyncio.sleep(self.kept_seconds)
+            if self._idle:
+                with suppress(NotAnsweredError):
+                    await self._workers.ask(self._drop)
 
     def _drop(self) -> None:
         with suppress(IndexError):  # an outlet's other thread takes one
-            while time.monotonic() - self._idle[0].used >= _KEPT_SECONDS:
+            while time.monotonic() - self._idle[0].used >= self.kept_seconds:
                 self._idle.pop(0).data.close()

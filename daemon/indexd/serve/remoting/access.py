@@ -20,6 +20,7 @@ from indexd.serve.remoting.command import V4_9_3, RemotingCommand
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -64,20 +65,8 @@ class RemotingAccess:
     is_open: bool = False
 
     def admits(self, host: str) -> bool:
-        """Whether a client at this address is answered; an IPv4 address in an IPv6 one counts as the former."""
-        if not self.networks:
-            return True
-        try:
-            address = ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
-            return False
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        return any(address in network for network in self.networks)
-
-    def refusal(self, command: RemotingCommand) -> str | None:
-        """Why a request, whatever it asks, is answered NO_PERMISSION; None if it may ask."""
-        return None if self.credentials is None else self.credentials.refusal(command)
+        """Whether a client at this address is answered."""
+        return not self.networks or any(ip_of(host) in network for network in self.networks)
 
 
 def read_access(config: Config) -> RemotingAccess:
@@ -95,6 +84,12 @@ def read_access(config: Config) -> RemotingAccess:
     is_narrow = bool(remoting.remoting_allow) and all(network.prefixlen for network in remoting.remoting_allow)
     is_guarded = tls is not None and credentials is not None
     return RemotingAccess(tls, credentials, remoting.remoting_allow, not (is_near or is_narrow or is_guarded))
+
+
+def ip_of(host: str) -> IPAddress:
+    """The address of a socket; an IPv4 address in an IPv6 one counts as the former."""
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_same(given: str, known: str) -> bool:

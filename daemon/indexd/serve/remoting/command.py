@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 from indexd.commitlog.decoder import decode_utf8
 
@@ -93,13 +93,13 @@ NAME_SERVER_CODES = frozenset(
     (100, 101, 102, 103, 104, 105, 106, 205, 206, 216, 217, 219, 224, 304, 311, 312, 313, 318, 319, 322, 327, 901, 904)
 )
 
-
+T = TypeVar("T")
 LENGTH_SIZE = 4
 #: The largest header: properties of 32 KiB, the most that a message has, with every character escaped, fit in.
 HEADER_MAX = 2**18
 
 _WORD = struct.Struct(">i")
-_FIXED = struct.Struct(">hbhii")  # code, language, version, opaque, flag
+_FIXED, _FIXED_LOW = struct.Struct(">hbhii"), struct.Struct(">HbHii")  # code, language, version, opaque, flag
 _SHORT = struct.Struct(">h")
 _HEADS = struct.Struct(">ii")  # size of the frame; form and size of the header
 _FORM_SHIFT = 24
@@ -107,9 +107,7 @@ _FORM_SHIFT = 24
 HEADER_MASK = 0xFFFFFF
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _SHORT_MAX = 2**15 - 1
-_MEMBERS = frozenset(
-    ("code", "language", "version", "opaque", "flag", "remark", "extFields", "serializeTypeCurrentRPC")
-)
+_KINDS = {int: "integer of 32 bits", str: "text", dict: "JSON object"}
 _NUMBERS = {name: number for number, name in enumerate(LANGUAGES)}
 
 
@@ -126,10 +124,7 @@ class Form(IntEnum):
 
 @dataclass(slots=True)
 class RemotingCommand:
-    """A request or an answer. ``flag``: bit 0 an answer, bit 1 one-way; ``opaque`` pairs an answer with its request.
-
-    ``others`` are members of a JSON header that are not known here, texts, whole numbers, true, false or null.
-    """
+    """A request or an answer. ``flag``: bit 0 an answer, bit 1 one-way; ``opaque`` pairs an answer with its request."""
 
     code: int
     opaque: int
@@ -140,7 +135,6 @@ class RemotingCommand:
     ext_fields: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     form: Form = Form.JSON
-    others: dict[str, object] = field(default_factory=dict)
 
     @property
     def is_response(self) -> bool:
@@ -190,10 +184,8 @@ def decode_command(frame: bytes | bytearray | memoryview) -> RemotingCommand:
         raise FrameError(f"a frame of {len(frame)} bytes")
     (word,) = _WORD.unpack_from(frame, 0)
     end = LENGTH_SIZE + (word & HEADER_MASK)
-    if end > len(frame):
-        raise FrameError(f"a header of {end - LENGTH_SIZE} bytes in a frame of {len(frame)}")
-    if end - LENGTH_SIZE > HEADER_MAX:
-        raise FrameError(f"a header of {end - LENGTH_SIZE} bytes: {HEADER_MAX} are taken")
+    if end > min(len(frame), LENGTH_SIZE + HEADER_MAX):
+        raise FrameError(f"a header of {end - LENGTH_SIZE} bytes in a frame of {len(frame)}: {HEADER_MAX} are taken")
     header, body = bytes(frame[LENGTH_SIZE:end]), bytes(frame[end:])
     form = word >> _FORM_SHIFT
     if form == Form.JSON:
@@ -203,14 +195,10 @@ def decode_command(frame: bytes | bytearray | memoryview) -> RemotingCommand:
     raise FrameError(f"a header of form {form & 0xFF}: 0 and 1 are known")
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
 # Numbers with a fraction stay as they are written: an ext field is a text, and nothing else may be one. Properties are
 # full of control characters, which not every client escapes.
 _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-_decode_text = json.JSONDecoder(parse_float=str, parse_constant=_refuse_constant, strict=False).decode
+_decode_text = json.JSONDecoder(parse_float=str, parse_constant=str, strict=False).decode
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
@@ -218,48 +206,31 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         members = _decode_text(header.decode())
         if type(members) is not dict:
             raise FrameError("the header is no JSON object")
-        command = RemotingCommand(
-            _integer(members, "code"),
-            _integer(members, "opaque"),
-            _integer(members, "flag", 0),
-            _text(members, "language") or UNKNOWN_LANGUAGE,
-            _integer(members, "version", 0),
-            _text(members, "remark"),
-            _texts(members.get("extFields")),
+        # As fastjson reads a map of texts: what is none becomes one. null is as good as nothing.
+        texts = {
+            name: value if type(value) is str else _dump(value)
+            for name, value in _member(members, "extFields", dict, {}).items()
+            if value is not None
+        }
+        return RemotingCommand(
+            _member(members, "code", int),
+            _member(members, "opaque", int),
+            _member(members, "flag", int, 0),
+            _member(members, "language", str, UNKNOWN_LANGUAGE),
+            _member(members, "version", int, 0),
+            _member(members, "remark", str, "") or None,
+            texts,
             body,
         )
     except (ValueError, RecursionError) as error:
         raise FrameError(f"the header is no JSON: {error}") from None
-    if not members.keys() <= _MEMBERS:
-        command.others = {
-            name: value
-            for name, value in members.items()
-            if name not in _MEMBERS and not isinstance(value, dict | list)
-        }
-    return command
 
 
-def _integer(members: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = members.get(name, default)
-    if type(value) is not int or not _INT_MIN <= value <= _INT_MAX:
-        raise FrameError(f"{name} is no integer of 32 bits")
+def _member(members: dict[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+    value: Any = default if members.get(name) is None else members[name]
+    if type(value) is not kind or (isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX):
+        raise FrameError(f"{name} is no {_KINDS[kind]}")
     return value
-
-
-def _text(members: dict[str, Any], name: str) -> str | None:
-    value = members.get(name)
-    if value is None or type(value) is str:
-        return value
-    raise FrameError(f"{name} is no text")
-
-
-def _texts(fields: object) -> dict[str, str]:
-    # As fastjson reads a map of texts: what is none becomes one. null is as good as nothing.
-    if fields is None:
-        return {}
-    if type(fields) is not dict:
-        raise FrameError("extFields is no JSON object")
-    return {name: value if type(value) is str else _dump(value) for name, value in fields.items() if value is not None}
 
 
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
@@ -310,10 +281,9 @@ def _encode_json(command: RemotingCommand) -> bytes:
     # ASCII alone: half a surrogate that came in goes out as it came.
     fields = ",".join([f"{quote(name)}:{quote(value)}" for name, value in command.ext_fields.items()])
     remark = "" if command.remark is None else f'"remark":{quote(command.remark)},'
-    others = "".join([f"{quote(name)}:{json.dumps(value)}," for name, value in command.others.items()])
     return (
         f'{{"code":{command.code:d},"extFields":{{{fields}}},"flag":{command.flag:d},'
-        f'"language":{quote(command.language)},"opaque":{command.opaque:d},{remark}{others}'
+        f'"language":{quote(command.language)},"opaque":{command.opaque:d},{remark}'
         f'"serializeTypeCurrentRPC":"JSON","version":{command.version:d}}}'
     ).encode("ascii")
 
@@ -328,19 +298,9 @@ def _encode_binary(command: RemotingCommand) -> bytes:
         parts += (_SHORT.pack(len(name_bytes)), name_bytes, _WORD.pack(len(value_bytes)), value_bytes)
     fields = b"".join(parts)
     language = _NUMBERS.get(command.language, _NUMBERS[UNKNOWN_LANGUAGE])
-    code, version = _low_short(command.code), _low_short(command.version)
-    fixed = _FIXED.pack(code, language, version, command.opaque, command.flag)
+    fixed = _FIXED_LOW.pack(command.code & 0xFFFF, language, command.version & 0xFFFF, command.opaque, command.flag)
     return b"".join((fixed, _WORD.pack(len(remark)), remark, _WORD.pack(len(fields)), fields))
 
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")  # half a surrogate becomes ?, as in Java
-
-
-def _low_short(number: int) -> int:
-    return (number & 0xFFFF ^ 0x8000) - 0x8000
-
-
-def last_update_fields(timestamp: int, phy_offset: int) -> dict[str, str]:
-    """The ext fields of an answer to QUERY_MESSAGE: what the newest index file's header says."""
-    return {"indexLastUpdateTimestamp": str(timestamp), "indexLastUpdatePhyoffset": str(phy_offset)}

@@ -24,11 +24,10 @@ from indexd.serve.remoting import key_queries_kernel as kernel
 from indexd.serve.remoting.command import (
     HEADER_MAX,
     LENGTH_SIZE,
-    RemotingCommand,
+    OUR_LANGUAGE,
+    VERSION,
     RequestCode,
     ResponseCode,
-    encode_command,
-    last_update_fields,
 )
 from indexd.storage.disk import WouldWaitError
 
@@ -37,11 +36,15 @@ TOGETHER_MAX = 128
 # Frames of one answer, and bytes of all answers of a call.
 _FRAMES_MAX = 512
 _BYTES_MAX = 256 << 10
-_SEGMENTS_MAX = 1 << 16
 # The first bytes of the frames that are tried, behind their lengths: all clients write them so.
 _BEGIN = f'{{"code":{RequestCode.QUERY_MESSAGE:d},'.encode()
 _BEGIN_AT = 8
 _HEADS = struct.Struct(">ii")  # sizes of the frame and of its header
+# The header of an answer, as encode_command writes it, for its three numbers.
+_HEADER = (
+    f'{{"code":{ResponseCode.SUCCESS:d},"extFields":{{"indexLastUpdateTimestamp":"%d","indexLastUpdatePhyoffset":"%d"}},'
+    f'"flag":1,"language":"{OUR_LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+).encode()
 Array = npt.NDArray[Any]
 
 
@@ -61,18 +64,17 @@ class IndexTables:
         self._look: IndexSnapshot | None = None
         self._files_opened = self._segments_opened = -1
         self._files: Array = np.zeros(0, dtype=np.int64)
-        self._headers: Array = self._files
-        self._segments: Array = self._files
-        self._sizes = np.ones(5, dtype=np.int64)
-        self._places = np.zeros(_FRAMES_MAX, dtype=np.int64)
-        self.buffer = np.zeros(kernel.SCRATCH + _BYTES_MAX, dtype=np.uint8)
+        self._headers = self._segments = self._files.reshape(0, 1)
+        self._sizes = np.ones(4, dtype=np.int64)
+        self._buffer = np.zeros(kernel.SCRATCH + _BYTES_MAX, dtype=np.uint8)
+        self._work = _work(TOGETHER_MAX)
 
-    def prepare(self) -> tuple[Array, ...] | None:
-        """The tables as of now, as ``answer_together`` takes them; None if files are too many, or cannot be opened."""
+    def prepare(self) -> bool:
+        """List the files that are open as of now; False if they are too many, or cannot be opened."""
         index = self._index
         look = index.look()
         if len(look.files) > OPEN_FILES_MAX:  # the last one would close the first
-            return None
+            return False
         index.log.check()
         try:
             if look is not self._look or index.files_opened != self._files_opened:
@@ -80,8 +82,24 @@ class IndexTables:
             if index.log.files_opened != self._segments_opened:
                 self._list_segments()
         except (IndexdError, WouldWaitError, OverflowError):  # the last: a segment beyond the offset of any entry
+            return False
+        return True
+
+    def answer(self, data: bytes, frame_max: int, limits: Array) -> Answered | None:
+        """See ``KeyQueries.answer``."""
+        if not self.prepare():
             return None
-        return self._files, self._headers, self._segments, self._sizes, self._places, self.buffer
+        asked = np.frombuffer(data, dtype=np.uint8), min(frame_max, LENGTH_SIZE + HEADER_MAX), limits
+        tables = self._files, self._headers, self._segments, self._sizes
+        count, taken = kernel.answer_together(*asked, *tables, self._buffer, *self._work)
+        if not count:
+            return None
+        answers: list[bytes | memoryview] = []
+        for opaque, timestamp, phy_offset, begin, end in self._work[-1][:count].tolist():
+            header = _HEADER % (timestamp, phy_offset, opaque)
+            answers += [_HEADS.pack(LENGTH_SIZE + len(header) + end - begin, len(header)), header]
+            answers.append(self._buffer.data[begin:end])
+        return Answered(count, taken, b"".join(answers))
 
     def _list_index_files(self, look: IndexSnapshot) -> None:
         index, self._look = self._index, None
@@ -93,16 +111,9 @@ class IndexTables:
 
     def _list_segments(self) -> None:
         log = self._index.log
-        segments, size = log.segments, log.segment_size
-        first = segments[0].base if segments else 0
-        count = (segments[-1].base - first) // size + 1 if segments else 0
-        descriptors = np.full(count if count <= _SEGMENTS_MAX else 0, -1, dtype=np.int64)
-        for base, descriptor in log.open_files():
-            number = (base - first) // size
-            if 0 <= number < len(descriptors):
-                descriptors[number] = descriptor
-        self._sizes[[kernel.FIRST_BASE, kernel.SEGMENT, kernel.FRAME_MAX]] = first, size, log.options.frame_size_max
-        self._segments, self._segments_opened = descriptors, log.files_opened
+        self._segments = np.array(list(log.open_files()), dtype=np.int64).reshape(-1, 2)
+        self._sizes[kernel.SEGMENT], self._sizes[kernel.FRAME_MAX] = log.segment_size, log.options.frame_size_max
+        self._segments_opened = log.files_opened
 
 
 def _header(found: OpenIndexFile) -> tuple[int, int, int, int, bool]:
@@ -116,41 +127,19 @@ class KeyQueries:
     """One for an outlet whose requests are not signed and want the broker's own answer, of ``size_max`` bytes."""
 
     def __init__(self, queries: Queries, size_max: int) -> None:
-        self._queries = queries
-        config = queries.config.query
-        self._limits = np.zeros(4, dtype=np.int64)
-        self._limits[kernel.BODY] = size_max
-        self._limits[kernel.MOST] = config.max_msgs_num_batch
-        self._limits[kernel.MOST_UNIQUE] = min(config.default_query_max_num, config.max_msgs_num_batch)
-        self._rest = _work(TOGETHER_MAX)
+        self._queries, config = queries, queries.config.query
+        most = config.max_msgs_num_batch
+        self._limits = np.array([size_max, most, min(config.default_query_max_num, most)], dtype=np.int64)
 
     def answer(self, data: bytes, frame_max: int) -> Answered | None:
         """The answers to as many requests at the begin of ``data`` as one call can answer; None: to none."""
         if not data.startswith(_BEGIN, _BEGIN_AT):
             return None
-        self._limits[kernel.FRAME] = min(frame_max, LENGTH_SIZE + HEADER_MAX)
         began = time.perf_counter()
-        try:
-            found = self._queries.ask_compiled(lambda compiled: self._answer(compiled, data))
-        except (WouldWaitError, IndexdError):  # the plain way waits, or says what is wrong
-            return None
-        self._queries.count(FOUND, began, found.requests)
+        found = self._queries.ask_compiled(lambda compiled: compiled.answer(data, frame_max, self._limits))
+        if found is not None:
+            self._queries.count(FOUND, began, found.requests)
         return found
-
-    def _answer(self, compiled: IndexTables, data: bytes) -> Answered:
-        tables = compiled.prepare()
-        if tables is None:
-            raise WouldWaitError
-        given: tuple[Any, ...] = np.frombuffer(data, dtype=np.uint8), self._limits, *tables, *self._rest
-        count, taken = kernel.answer_together(*given)
-        if not count:
-            raise WouldWaitError
-        answers: list[bytes | memoryview] = []
-        for opaque, timestamp, phy_offset, begin, end in self._rest[-1][:count].tolist():
-            header = _HEADER % (timestamp, phy_offset, opaque)
-            answers += [_HEADS.pack(LENGTH_SIZE + len(header) + end - begin, len(header)), header]
-            answers.append(compiled.buffer.data[begin:end])
-        return Answered(count, taken, b"".join(answers))
 
 
 def load_key_queries() -> type[IndexTables] | None:
@@ -159,25 +148,12 @@ def load_key_queries() -> type[IndexTables] | None:
     if not is_compiling or not hasattr(os, "RWF_NOWAIT") or not hasattr(ctypes.CDLL(None), "preadv2"):
         return None
     numbers, data = np.ones(5, dtype=np.int64), np.frombuffer(b"\0", dtype=np.uint8)
-    tables = numbers, numbers.reshape(1, 5), numbers, numbers, numbers, np.zeros(1, dtype=np.uint8)
-    kernel.answer_together(data, numbers, *tables, *_work(0))
+    tables = numbers, numbers.reshape(1, 5), numbers.reshape(1, 5), numbers, np.zeros(1, dtype=np.uint8)
+    kernel.answer_together(data, 1, numbers, *tables, *_work(0))
     return IndexTables
 
 
-def _work(requests: int) -> tuple[Array, Array, Array]:
+def _work(requests: int) -> tuple[Array, Array, Array, Array]:
     # What the kernel needs for so many requests, beside the tables.
     request, rows = np.zeros(kernel.REQUEST_SHAPE, dtype=np.int64), np.zeros((requests, 5), dtype=np.int64)
-    return np.zeros(4, dtype=np.uint64), request, rows
-
-
-def _header_pattern() -> bytes:
-    # An answer's header as encode_command writes it, for its three numbers.
-    marks = 1111111111, 2222222222, 1333333333
-    request = RemotingCommand(RequestCode.QUERY_MESSAGE, marks[2])
-    pattern = encode_command(request.answer(ResponseCode.SUCCESS, None, last_update_fields(*marks[:2])))[_BEGIN_AT:]
-    for mark in marks:
-        pattern = pattern.replace(b"%d" % mark, b"%d")
-    return pattern
-
-
-_HEADER = _header_pattern()
+    return np.zeros(_FRAMES_MAX, dtype=np.int64), np.zeros(3, dtype=np.uint64), request, rows

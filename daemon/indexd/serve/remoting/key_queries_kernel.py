@@ -29,15 +29,15 @@ from indexd.serve.remoting.command import RequestCode
 LEFT = -1
 #: Columns of ``headers``: begin and end time, end offset, index count, and whether that is final.
 BEGIN_TIME, END_TIME, END_PHY, COUNT, IS_FULL = range(5)
-#: Members of ``sizes``: first segment's base, segment, slots and entries of an index file, largest frame.
-FIRST_BASE, SEGMENT, SLOTS, ENTRIES, FRAME_MAX = range(5)
+#: Members of ``sizes``: segment, slots and entries of an index file, largest frame.
+SEGMENT, SLOTS, ENTRIES, FRAME_MAX = range(4)
 #: The part of ``buffer`` before the frames, and what is read of a frame that is not known to be longer.
 SCRATCH = 4096
 _ENTRIES_PER_READ = 204
-# Of all files, and entries of all chains: a call is ended within a millisecond.
-_READS_MAX, _STEPS_MAX = 1000, 10_000
-# Members of ``work``: memory for a struct iovec, and how many reads and steps are left.
-_ADDRESS, _SIZE, _READS, _STEPS = range(4)
+# Of all files: a call is ended within two milliseconds.
+_READS_MAX = 1000
+# Members of ``work``: memory for a struct iovec, and how many reads are left.
+_ADDRESS, _SIZE, _READS = range(3)
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _MESSAGE = int(frame.Outcome.MESSAGE)
 _NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
@@ -90,9 +90,6 @@ def _walk_chain(fd, entries_at, entries_max, header, number, key_hash, begin, en
         return found
     first, last, wanted = 0, -1, 1
     while found < most:
-        if work[_STEPS] == _0:
-            return LEFT
-        work[_STEPS] -= _1
         if number < first or number > last:
             if number >= entries_max:
                 return LEFT
@@ -163,17 +160,20 @@ def _find_offsets(files, headers, sizes, key_hash, most, begin, end, places, buf
 def _read_frame(segments, sizes, phy_offset, at, size_max, buffer, work):  # type: ignore[no-untyped-def]
     # LogView.frame into ``buffer`` from ``at`` on: its size, or LEFT.
     size = sizes[SEGMENT]
-    number = (phy_offset - sizes[FIRST_BASE]) // size
-    if phy_offset < sizes[FIRST_BASE] or number >= len(segments) or segments[number] < 0:
-        return LEFT
     position = phy_offset % size
+    fd = LEFT
+    for i in range(len(segments)):
+        if segments[i, 0] == phy_offset - position:
+            fd = segments[i, 1]
+    if fd == LEFT:
+        return LEFT
     want = min(SCRATCH, size - position)
     pos, base = np.uint64(at), np.uint64(phy_offset) - np.uint64(at)
     segment_end, frame_max = np.uint64(phy_offset - position + size), np.uint64(sizes[FRAME_MAX])
     outcome, total = _NOT_YET, np.uint64(want)
     for _ in range(2):
         want = np.int64(total)
-        if at + want > len(buffer) or not _read(segments[number], buffer, at, want, position, work):
+        if at + want > len(buffer) or not _read(fd, buffer, at, want, position, work):
             return LEFT
         outcome, _, total = head(buffer, pos, pos + np.uint64(want), base, segment_end, frame_max)
         if outcome != _NOT_YET or total <= np.uint64(want) or total > np.uint64(size_max):
@@ -199,9 +199,8 @@ def _read_frames(segments, sizes, places, count, at, size_max, buffer, work):  #
     return end
 
 
-#: Members of ``limits``: the largest frame of a request; bytes of messages in an answer; messages in an answer, and in
-#: one to a query for a unique key.
-FRAME, BODY, MOST, MOST_UNIQUE = range(4)
+#: Members of ``limits``: bytes of messages in an answer; messages in an answer, and in one to a query for a unique key.
+BODY, MOST, MOST_UNIQUE = range(3)
 
 # Members of a header, numbers first and then texts; behind them the ext fields that count. Each has a row of
 # ``request`` by its place here: of a number (value, 0), of a text (begin, end).
@@ -339,22 +338,23 @@ def _find(data, request, limits, files, headers, sizes, places, buffer, work):  
 
 
 @numba.njit(cache=True)
-def answer_together(data, limits, files, headers, segments, sizes, places, buffer, work, request, rows):  # type: ignore[no-untyped-def]
+def answer_together(data, frame_max, limits, files, headers, segments, sizes, buffer, places, work, request, rows):  # type: ignore[no-untyped-def]
     """How many requests, from the first on, are answered, and where the first one begins that is not.
 
-    ``data`` uint8, what came; ``limits`` int64. ``files`` and ``segments`` int64, descriptors, -1 for a segment that is
-    not open; index files newest first, with ``headers``, (n, 5) int64, of which those of files that grow are written
-    here. ``places`` int64, for offsets; ``buffer`` uint8, with the messages from SCRATCH on; ``work`` four uint64 and
-    ``request`` int64 of REQUEST_SHAPE, to work with. ``rows`` (n, 5) int64, one for each request that may be answered:
-    its opaque, time and offset of the last update, and where its messages begin and end in ``buffer``.
+    ``data`` uint8, what came, of which a frame has ``frame_max`` bytes at most; ``limits`` int64. ``files`` int64,
+    descriptors of the index files, newest first, with ``headers``, (n, 5) int64, of which those of files that grow are
+    written here; ``segments`` (n, 2) int64, base and descriptor of those that are open. ``buffer`` uint8, with the
+    messages from SCRATCH on; ``places`` int64, for offsets, ``work`` three uint64 and ``request`` int64 of
+    REQUEST_SHAPE, to work with. ``rows`` (n, 5) int64, one for each request that may be answered: its opaque, time and
+    offset of the last update, and where its messages begin and end in ``buffer``.
     """
-    work[_READS], work[_STEPS] = np.uint64(_READS_MAX), np.uint64(_STEPS_MAX)
+    work[_READS] = np.uint64(_READS_MAX)
     at, out, count = np.int64(0), np.int64(SCRATCH), 0
     while count < len(rows) and len(data) - at > _HEADS_SIZE:
         size = np.int64(load_u32(data, np.uint64(at)))
         header_size = np.int64(load_u32(data, np.uint64(at + 4)))  # above it the form, 0
         behind = at + 4 + size
-        if size > limits[FRAME] or behind > len(data) or header_size != size - 4 or header_size < 2:
+        if size > frame_max or behind > len(data) or header_size != size - 4 or header_size < 2:
             break
         if not _read_request(data, at + _HEADS_SIZE, behind, request):
             break

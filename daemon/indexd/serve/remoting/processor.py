@@ -7,7 +7,6 @@ its own (``mqadmin brokerStatus``).
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,15 +16,14 @@ from indexd.commitlog.decoder import parse_java_number
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.config import Config
 from indexd.consumequeue.format import is_topic_name, queue_id_of
-from indexd.errors import IndexdError, MissingOk
+from indexd.errors import IndexdError, MissingOk, UsageError
 from indexd.query import Data, KeyQuery, NotFound, QueryIndex, query_time
 from indexd.query import broker_message as broker
-from indexd.query.broker_message import FoundFrames
 from indexd.query.source import topics_of
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
-from indexd.serve.remoting.access import RemotingAccess
-from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode, last_update_fields
+from indexd.serve.remoting.access import Credentials
+from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode
 from indexd.serve.remoting.key_queries import KeyQueries
 from indexd.serve.remoting.routes import (
     BrokerPlace,
@@ -79,24 +77,20 @@ _NOT_HERE = {
 }
 
 
-class FieldError(Exception):
-    """An ext field is missing or of no use; str(): which, and why."""
-
-
 def text(command: RemotingCommand, name: str) -> str:
-    """A field that has to be there; FieldError."""
+    """A field that has to be there; UsageError."""
     value = command.ext_fields.get(name)
     if value is None:
-        raise FieldError(f"ext field {name} is missing")
+        raise UsageError(f"ext field {name} is missing", hint="")
     return value
 
 
 def whole(command: RemotingCommand, name: str, bits: int = 64) -> int:
-    """A field that has to be a whole number of so many bits, as Java reads one; FieldError."""
+    """A field that has to be a whole number of so many bits, as Java reads one; UsageError."""
     value = text(command, name)
     number = parse_java_number(value, bits)
     if number is None:
-        raise FieldError(f"ext field {name} is no whole number of {bits} bits: {value!r:.{_SHOWN_MAX}}")
+        raise UsageError(f"ext field {name} is no whole number of {bits} bits: {value!r:.{_SHOWN_MAX}}", hint="")
     return number
 
 
@@ -107,10 +101,9 @@ async def answer_from_index(handler: Handler, queries: Queries, command: Remotin
     """
     try:
         return await handler(queries, command)
-    except (FieldError, TooLongError) as error:
-        return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
     except NotAnsweredError as error:
-        return command.answer(ResponseCode.SYSTEM_BUSY, str(error))
+        code = ResponseCode.SYSTEM_ERROR if isinstance(error, TooLongError) else ResponseCode.SYSTEM_BUSY
+        return command.answer(code, str(error))
     except IndexdError as error:
         return command.answer(ResponseCode.SYSTEM_ERROR, error.line())
 
@@ -125,18 +118,17 @@ async def query_message(queries: Queries, command: RemotingCommand) -> RemotingC
     if command.ext_fields.get("_UNIQUE_KEY_QUERY") == "true":  # as many as the broker says, whatever was sent
         max_num, index_type = queries.config.query.default_query_max_num, "U"
     elif max_num < 0:
-        raise FieldError(f"maxNum has to be at least 0, not {max_num}")
+        raise UsageError(f"maxNum has to be at least 0, not {max_num}", hint="")
     asked = KeyQuery(topic, key, max_num, *times, index_type if index_type in _INDEX_TYPES else None)
     ask = broker.query_message_exact if queries.config.remoting.remoting_mode == "exact" else broker.query_message
     size_max = size_max_of(queries)
-
-    def question(data: Data) -> tuple[FoundFrames, bytes]:
-        found = ask(data.index, asked, size_max)
-        return found, b"".join(found.frames)  # put together here: the event loop has others to serve
-
-    found, body = await queries.query(question, lambda found: _result(bool(found[0].frames), found[0].is_covered))
+    found = await queries.query(
+        lambda data: ask(data.index, asked, size_max), lambda found: _result(bool(found.frames), found.is_covered)
+    )
     code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
-    return command.answer(code, found.remark, last_update_fields(*found.last_update), body)
+    timestamp, phy_offset = map(str, found.last_update)
+    last_update = {"indexLastUpdateTimestamp": timestamp, "indexLastUpdatePhyoffset": phy_offset}
+    return command.answer(code, found.remark, last_update, b"".join(found.frames))
 
 
 async def view_message_by_id(queries: Queries, command: RemotingCommand) -> RemotingCommand:
@@ -245,7 +237,7 @@ async def _succeed(_: Queries, command: RemotingCommand) -> RemotingCommand:
 
 
 async def _no_groups(_: Queries, command: RemotingCommand) -> RemotingCommand:
-    return command.answer(ResponseCode.SUCCESS, body=json.dumps({"groupList": []}).encode())
+    return command.answer(ResponseCode.SUCCESS, body=b'{"groupList": []}')
 
 
 async def _topic_list(queries: Queries, command: RemotingCommand) -> RemotingCommand:
@@ -276,7 +268,7 @@ _INSTEAD: dict[int, Handler] = {
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _no_groups,
 }
 #: What it answers where no name server does.
-_ALONE: dict[int, Handler] = _INSTEAD | {RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topic_list}
+_ALONE: dict[int, Handler] = _OURS | _INSTEAD | {RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topic_list}
 
 
 class RemotingProcessor:
@@ -287,15 +279,15 @@ class RemotingProcessor:
         config: Config,
         board: DaemonStatus,
         log: Any,
-        access: RemotingAccess,
+        credentials: Credentials | None,
         queries: Queries,
-        patience: Patience | None = None,
+        patience: Patience,
     ) -> None:
-        self._access, self._board, self._log, self._queries = access, board, log, queries
+        self._credentials, self._board, self._log, self._queries = credentials, board, log, queries
         has_upstream = bool(config.remoting.upstream_namesrv)
         #: None without upstream_namesrv.
-        self.forwarder = Forwarder(config, log, access.credentials, board.boot_id, patience) if has_upstream else None
-        is_plain = access.credentials is None and config.remoting.remoting_mode != "exact"
+        self.forwarder = Forwarder(config, log, credentials, board.boot_id, patience) if has_upstream else None
+        is_plain = credentials is None and config.remoting.remoting_mode != "exact"
         #: None where requests are signed, or exact answers wanted.
         self.key_queries = KeyQueries(queries, size_max_of(queries)) if is_plain else None
         self._directory = Directory(config, queries, self.forwarder, log)
@@ -305,45 +297,37 @@ class RemotingProcessor:
 
         Requests of one connection begin in their order and may end in any.
         """
-        forwarder = self.forwarder
+        forwarder, code = self.forwarder, command.code
         if command.is_response:
             if forwarder is not None:
                 forwarder.respond(client, command)
             return None
-        refusal = self._access.refusal(command)
+        refusal = None if self._credentials is None else self._credentials.refusal(command)
         if refusal is not None:
             return command.answer(ResponseCode.NO_PERMISSION, refusal)
         if forwarder is not None and forwarder.has_been_here(command):
             return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, IN_A_CIRCLE)
-        if command.code in _OURS:
-            return await answer_from_index(_OURS[command.code], self._queries, command)
-        if command.code in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO):
+        if code in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO):
             return await self._directory.answer(client, command)
-        if forwarder is not None:
-            return await self._answer_with_upstream(forwarder, client, command)
-        handler = _ALONE.get(command.code)
-        return _refuse(command) if handler is None else await answer_from_index(handler, self._queries, command)
-
-    async def _answer_with_upstream(
-        self, forwarder: Forwarder, client: Client, command: RemotingCommand
-    ) -> RemotingCommand | None:
-        # The broker's answer, and ours when it gives none.
-        if command.code in _REGISTRATIONS:
+        if forwarder is None or code in _OURS:
+            handler = _ALONE.get(code)
+            return _refuse(command) if handler is None else await answer_from_index(handler, self._queries, command)
+        if code in _REGISTRATIONS:
             return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _NO_BROKERS)
-        handler = _INSTEAD.get(command.code)
-        if handler is None:
-            return await forwarder.forward(client, command)
+        handler = _INSTEAD.get(code)
         try:
             # A pull may be held by the broker for long.
-            is_short = command.code != RequestCode.PULL_MESSAGE
-            answer = await forwarder.ask_broker(client, command, is_short=is_short)
+            is_short = handler is not None and code != RequestCode.PULL_MESSAGE
+            answer = await forwarder.ask(client, command, is_short=is_short)
         except UpstreamError as error:
-            self._log.warning("upstream_failed", code=command.code, problem=str(error))
-            found = await answer_from_index(handler, self._queries, command)
-            if found.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # a pull of who consumes
-                found.remark = str(error)
-            return found
-        if command.code == RequestCode.GET_BROKER_RUNTIME_INFO and answer is not None:
+            if handler is None:
+                return forwarder.not_answered(client, command, str(error))
+            self._log.warning("upstream_failed", code=code, problem=str(error))
+            answer = await answer_from_index(handler, self._queries, command)
+            if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # a pull of who consumes
+                answer.remark = str(error)
+            return answer
+        if code == RequestCode.GET_BROKER_RUNTIME_INFO and answer is not None:
             with suppress(ValueError, KeyError, TypeError):  # it is no table
                 table = read_json(answer.body)["table"] | indexd_figures(self._board)
                 answer.body = json.dumps({"table": table}).encode()
@@ -370,64 +354,56 @@ class Directory:
         """A TopicRouteData, or TOPIC_NOT_EXIST; or a ClusterInfo."""
         address = self._config.remoting.remoting_advertise or client.local
         if self._forwarder is None:
-            return await self._own_answer(address, command)
-        short, locator = self._forwarder.patience.short, self._forwarder.locator
+            return await self._own_answer(None, address, command)
+        names, short = self._forwarder.names, self._forwarder.patience.short
         try:
-            answer = await self._forwarder.ask_names(command, is_short=True)
+            answer = await self._forwarder.ask(client, command, is_short=True)
         except UpstreamError as error:
             self._log.warning("upstream_failed", code=command.code, problem=str(error))
-            return await self._last_answer(address, command)
+            return await self._last_answer(names.broker, address, command)
+        assert answer is not None  # a name server answers one-way requests, too
+        is_unknown = answer.code == ResponseCode.TOPIC_NOT_EXIST
+        place = await names.look(anew=is_unknown, within=short)
         if answer.code == ResponseCode.SUCCESS:
-            if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-                await locator.look(within=short)
-            led = self._led(address, command, answer.body, is_new=True)
+            led = self._led(answer.body, place, address, command)
             if led is not None:
                 self._keep(_kept_by(command), answer.body)
                 answer.body = led
-        elif answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            answered = time.monotonic()
-            place = await locator.look(anew=True, within=short)
-            if place is None or not place.is_registered:
-                found = await self._last_answer(address, command)
-                return found if found.code == ResponseCode.SUCCESS else answer
-            if locator.sure_at >= answered:
-                self._keep(_kept_by(command), None)  # it knows the broker, and the broker has no such topic
+        elif is_unknown and place is not None and place.is_registered:
+            self._keep(_kept_by(command), None)  # it knows the broker, and the broker has no such topic
+        elif is_unknown:
+            found = await self._last_answer(place, address, command)
+            return found if found.code == ResponseCode.SUCCESS else answer
         return answer
 
-    def _led(self, address: str, command: RemotingCommand, body: bytes, *, is_new: bool) -> bytes | None:
+    def _led(self, body: bytes, place: BrokerPlace | None, address: str, command: RemotingCommand) -> bytes | None:
         # None for one that cannot be made to lead here: it goes on as it is, and only queries pass us by.
-        assert self._forwarder is not None
-        locator = self._forwarder.locator
         try:
             found = read_json(body)
-            if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                place = locator.note(found) if is_new else locator.known
-                if place is not None:
-                    lead_cluster(found, place, address)
-            elif locator.known is None:
+            if place is None:
                 raise ValueError("which of its brokers is ours is not known")
+            if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                lead_cluster(found, place, address)
             else:
-                lead_route(found, locator.known, address)
+                lead_route(found, place, address)
         except ValueError as error:
             self._log.warning("upstream_unread", code=command.code, problem=str(error), hint=_ROUTE_HINT)
             return None
         return write_json(found, is_standard=wants_standard(command))
 
-    async def _last_answer(self, address: str, command: RemotingCommand) -> RemotingCommand:
+    async def _last_answer(self, place: BrokerPlace | None, address: str, command: RemotingCommand) -> RemotingCommand:
         body = self._kept.get(_kept_by(command))
-        led = None if body is None else self._led(address, command, body, is_new=False)
+        led = None if body is None else self._led(body, place, address, command)
         if led is not None:
             return command.answer(ResponseCode.SUCCESS, body=led)
-        return await self._own_answer(address, command)
+        return await self._own_answer(place, address, command)
 
-    async def _own_answer(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        place: BrokerPlace | None = None if self._forwarder is None else self._forwarder.locator.known
-        place = place or own_place(self._config)
+    async def _own_answer(self, known: BrokerPlace | None, address: str, command: RemotingCommand) -> RemotingCommand:
+        place = known or own_place(self._config)
 
         async def answer(queries: Queries, command: RemotingCommand) -> RemotingCommand:
-            if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                found = make_cluster(place, address)
-            else:
+            found = make_cluster(place, address)
+            if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
                 topic = text(command, "topic")
                 count = await queries.ask(lambda data: queue_nums(data, topic))
                 if count == 0:

@@ -49,11 +49,7 @@ class BrokerPlace:
 def own_place(config: Config) -> BrokerPlace:
     """What the configuration alone says."""
     node = config.node
-    return BrokerPlace(node.node_id or socket.gethostname(), _cluster_of(config), node.broker_address)
-
-
-def _cluster_of(config: Config) -> str:
-    return config.node.cluster or "DefaultCluster"
+    return BrokerPlace(node.node_id or socket.gethostname(), node.cluster or "DefaultCluster", node.broker_address)
 
 
 # --- JSON in both styles ----------------------------------------------------------------------------------------
@@ -137,17 +133,15 @@ def find_place(cluster: Json, config: Config, known: BrokerPlace | None) -> Brok
     That of broker_address, else that of the name (node_id, brokerName), else ``known``, which was found before, else,
     when no name is given, the only one there is. ValueError if the cluster info is none.
     """
-    table, node = cluster.get("brokerAddrTable"), config.node
-    if type(table) is not dict or not all(_is_broker(broker) for broker in table.values()):
-        raise ValueError("its cluster info has no brokerAddrTable")
+    table, node = _brokers_of(cluster), config.node
     for broker in table.values():
         for broker_id, address in broker["brokerAddrs"].items():
             if address == node.broker_address:
                 return _place(broker, broker_id, address, config)
-    names = [node.node_id or socket.gethostname()]
+    names = [own_place(config).name]
     if known is not None:
         names.append(known.name)
-    if node.node_id is None and known is None and len(table) == 1:
+    elif node.node_id is None and len(table) == 1:
         names += table
     for name in names:
         if name in table:
@@ -161,19 +155,17 @@ def lead_route(route: Json, place: BrokerPlace, address: str) -> None:
     brokers = route.get("brokerDatas")
     if type(brokers) is not list or not all(_is_broker(broker) for broker in brokers):
         raise ValueError("its route has no brokerDatas")
-    is_there = False
-    for broker in brokers:
-        if broker["brokerName"] == place.name:
-            is_there = True
-            _lead(broker, place, address)
-    if not is_there and not place.is_registered and brokers:
+    ours = [broker for broker in brokers if broker["brokerName"] == place.name]
+    for broker in ours:
+        _lead(broker, place, address)
+    if brokers and not ours and not place.is_registered:
         # It is down, and what it had is still found here. No queues: nobody is to consume or to send for it.
         brokers.append(make_broker(place, address))
 
 
 def lead_cluster(cluster: Json, place: BrokerPlace, address: str) -> None:
-    """The same in a ClusterInfo that ``find_place`` took; a broker that is down stands there with our address."""
-    table = cluster["brokerAddrTable"]
+    """The same in a ClusterInfo; a broker that is down stands there with our address. ValueError: no ClusterInfo."""
+    table = _brokers_of(cluster)
     if place.name in table:
         _lead(table[place.name], place, address)
         return
@@ -181,6 +173,14 @@ def lead_cluster(cluster: Json, place: BrokerPlace, address: str) -> None:
     clusters = cluster.setdefault("clusterAddrTable", {})
     if type(clusters) is dict and type(names := clusters.setdefault(place.cluster, [])) is list:
         names.append(place.name)
+
+
+def _brokers_of(cluster: Json) -> Json:
+    # By name.
+    table = cluster.get("brokerAddrTable")
+    if type(table) is not dict or not all(_is_broker(broker) for broker in table.values()):
+        raise ValueError("its cluster info has no brokerAddrTable")
+    return table
 
 
 def _lead(broker: Json, place: BrokerPlace, address: str) -> None:
@@ -193,7 +193,7 @@ def _lead(broker: Json, place: BrokerPlace, address: str) -> None:
 def _place(broker: Json, broker_id: str, address: str | None, config: Config) -> BrokerPlace:
     others = frozenset(other for number, other in broker["brokerAddrs"].items() if number != broker_id)
     cluster = broker.get("cluster")
-    name = cluster if type(cluster) is str and cluster else _cluster_of(config)
+    name = cluster if type(cluster) is str and cluster else own_place(config).cluster
     return BrokerPlace(broker["brokerName"], name, address, broker_id, others, is_registered=True)
 
 

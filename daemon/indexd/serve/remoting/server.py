@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-import ssl
 import time
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
 from indexd.config import Config
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import Queries
-from indexd.serve.remoting.access import RemotingAccess, read_access
+from indexd.serve.remoting.access import RemotingAccess, ip_of, read_access
 from indexd.serve.remoting.command import (
     REQUEST_NAMES,
     FrameError,
@@ -44,8 +43,6 @@ _TASK_SIZE, _FIELD_SIZE = 4096, 16
 _COMPILED_SIZE = 1 << 16
 # The transport is given so much at once: TLS does not count what it passes on at once to the buffer below.
 _PIECE_SIZE = 1 << 16
-# Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
-_WEIGHED_SIZE = 1 << 15
 # Both, and what closing the queries and connections upstream takes, are less than the outlet is given (serve.server).
 _LEAVE_SECONDS, _ABORT_SECONDS = 1.5, 0.3
 _SHUTDOWN_SECONDS = 1.0
@@ -106,47 +103,9 @@ class RateLimitedLog:
         at, left_out = self._said.get(event, (-_LOG_SECONDS, 0))
         if now - at < _LOG_SECONDS:
             self._said[event] = (at, left_out + 1)
-            return
-        self._said[event] = (now, 0)
-        self._log.warning(event, **fields, left_out=left_out)
-
-
-class RemotingCounts:
-    """One for a server: it begins anew when the outlet does. Bytes are those of the protocol, without TLS."""
-
-    def __init__(self) -> None:
-        self.connections = self.connections_total = self.received_bytes = self.sent_bytes = 0
-        #: Why a client was not let in; why a connection was closed by us.
-        self.refused = {"allow": 0, "full": 0, "tls": 0}
-        self.closed = {"bytes": 0, "slow": 0, "idle": 0, "untaken": 0, "memory": 0}
-        self.requests: Counter[tuple[str, str]] = Counter()
-
-    def ended(self, request: int, response: int | None, times: int = 1) -> None:
-        """So many requests are over; ``response``: the code of their answers, None for one that gets none.
-
-        Counted as ok, empty (nothing is there), refused (no right, busy, not supported, nobody behind us) or error.
-        A code without a name here is ``other``.
-        """
-        result = _RESULTS.get(response, "error") if response else "ok"
-        if (request, response) == (RequestCode.VIEW_MESSAGE_BY_ID, ResponseCode.SYSTEM_ERROR):
-            result = "empty"  # the broker too has no other code for an offset where no message is
-        self.requests[REQUEST_NAMES.get(request, "other"), result] += times
-
-    def row(self, address: str) -> dict[str, Any]:
-        """What the board shows: {"address": .., "requests": {"QUERY_MESSAGE": {"ok": 7}}, ...}; never changed later."""
-        requests: dict[str, dict[str, int]] = {}
-        for (code, result), count in sorted(self.requests.items()):
-            requests.setdefault(code, {})[result] = count
-        return {
-            "address": address,
-            "connections": self.connections,
-            "connectionsTotal": self.connections_total,
-            "refused": dict(self.refused),
-            "closed": dict(self.closed),
-            "requests": requests,
-            "receivedBytes": self.received_bytes,
-            "sentBytes": self.sent_bytes,
-        }
+        else:
+            self._said[event] = (now, 0)
+            self._log.warning(event, **fields, left_out=left_out)
 
 
 class RemotingConnection(asyncio.Protocol):
@@ -160,7 +119,8 @@ class RemotingConnection(asyncio.Protocol):
         self.gone: asyncio.Future[None] = self._loop.create_future()
         #: The server's: what it holds.
         self.held = 0
-        self.is_closed = self.was_made = False
+        # It is there, its TLS handshake done; it has ended, or is about to without another word; it has ended.
+        self.was_made = self.is_closed = self._is_lost = False
         # What came of frames that have not begun to run.
         self._inflow = bytearray()
         # Under way: what each holds, and whether somebody waits for its answer.
@@ -177,11 +137,10 @@ class RemotingConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is there, its TLS handshake done."""
         self._transport, self.was_made = cast("asyncio.Transport", transport), True
-        self._server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of frames."""
-        self._server.counts.received_bytes += len(data)
+        self._server.counts["receivedBytes"] += len(data)
         self._active_at = self._loop.time()
         if not self._inflow:
             self._frame_at = self._active_at
@@ -198,28 +157,27 @@ class RemotingConnection(asyncio.Protocol):
         """It has taken most of them."""
         self._is_paused = False
         self._take()
-        self._close_if_done()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, whatever the reason
         """It is gone. What nobody waits for goes on: a client may well leave behind a last one-way request."""
-        self.is_closed = True
+        self.is_closed = self._is_lost = True
         self._inflow.clear()
         for task, (_, is_awaited) in self._tasks.items():
             if is_awaited:
                 task.cancel()
-        self._weigh()
-        self.gone.set_result(None)
+        self._take()
 
     # --- the processor's and the server's ---------------------------------------------------------------------------
 
     def send(self, command: RemotingCommand) -> None:
         """See ``upstream.Client``."""
         self._write(encode_command(command))
+        self._weigh()
 
     def end(self, reason: str | None = None) -> None:
         """Close it at once, without a word, with all that it has left behind; ``reason``: one of those counted."""
         if not self.is_closed and reason is not None:
-            self._server.counts.closed[reason] += 1
+            self._server.counts["closed"][reason] += 1
         for task in self._tasks:
             task.cancel()
         self.is_closed = True
@@ -230,12 +188,11 @@ class RemotingConnection(asyncio.Protocol):
     def leave(self) -> None:
         """Begin nothing more, and close when all that is under way is answered and taken."""
         self._is_leaving = True
-        self._read_or_wait()
-        self._close_if_done()
+        self._take()
 
     def look(self, now: float) -> None:
         """Close it if its client takes too long over anything."""
-        if self.is_closed:
+        if self.is_closed or not self.was_made:
             return
         limits, untaken = self._server.limits, self._weigh()
         if untaken == 0 or untaken != self._untaken:
@@ -267,12 +224,12 @@ class RemotingConnection(asyncio.Protocol):
     def _take(self) -> None:
         # Begins what is whole and may begin; the rest stays.
         inflow, server, key_queries = self._inflow, self._server, self._server.processor.key_queries
-        size = len(inflow)
         if inflow and key_queries is not None and not self._is_full():
             found = key_queries.answer(bytes(memoryview(inflow)[:_COMPILED_SIZE]), server.frame_max)
             if found is not None:
-                server.counts.ended(RequestCode.QUERY_MESSAGE, ResponseCode.SUCCESS, found.requests)
+                server.ended(RequestCode.QUERY_MESSAGE, ResponseCode.SUCCESS, found.requests)
                 del inflow[: found.size]
+                self._frame_at = self._active_at
                 self._write(found.answers)
         try:
             while not self._is_full():
@@ -280,15 +237,15 @@ class RemotingConnection(asyncio.Protocol):
                 command = take_command(inflow, server.frame_max)
                 if command is None:
                     break
+                self._frame_at = self._active_at
                 self._begin(command, left - len(inflow))
         except FrameError as error:
             server.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
             self.end("bytes")
             return
-        if len(inflow) < size:
-            self._frame_at = self._active_at
         self._weigh()
         self._read_or_wait()
+        self._close_if_done()
 
     def _begin(self, command: RemotingCommand, frame_size: int) -> None:
         size = _TASK_SIZE + frame_size + _FIELD_SIZE * (frame_size - len(command.body))
@@ -298,29 +255,23 @@ class RemotingConnection(asyncio.Protocol):
         self._under_way += size
 
     async def _answer(self, command: RemotingCommand) -> None:
-        data = b""
         try:
             answer = await self._server.processor.process(self, command)
-            if answer is not None:
-                data = encode_command(answer)
+            data = b"" if answer is None else encode_command(answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and the log
             self._server.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=repr(error))
             answer = command.answer(ResponseCode.SYSTEM_ERROR, f"a defect of indexd: {type(error).__name__}")
             data = encode_command(answer)
         if command.is_response:
             return
-        self._server.counts.ended(command.code, None if answer is None else answer.code)
-        if data and not command.is_oneway:
+        self._server.ended(command.code, None if answer is None else answer.code)
+        if not command.is_oneway:
             self._write(data)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         size, _ = self._tasks.pop(task)
         self._under_way -= size
-        if self._is_silent and not self.is_closed:
-            self._take()
-        else:
-            self._weigh()
-        self._close_if_done()
+        self._take()
 
     def _read_or_wait(self) -> None:
         is_full = self._is_full()
@@ -338,15 +289,16 @@ class RemotingConnection(asyncio.Protocol):
         if self.is_closed or self._transport.is_closing():
             return
         self._active_at = self._loop.time()
-        self._server.counts.sent_bytes += len(data)
+        self._server.counts["sentBytes"] += len(data)
         for at in range(0, len(data), _PIECE_SIZE):
             self._transport.write(data[at : at + _PIECE_SIZE])
-        if self._is_paused or len(data) >= _WEIGHED_SIZE:
-            self._read_or_wait()
-            self._weigh()
 
     def _close_if_done(self) -> None:
-        if self._is_leaving and not self._tasks and not self._is_paused:
+        if self._tasks or self.gone.done():
+            return
+        if self._is_lost:
+            self.gone.set_result(None)
+        elif self._is_leaving and not self._is_paused:
             self._transport.close()
 
     def _weigh(self) -> int:
@@ -377,10 +329,20 @@ class RemotingServer:
         remoting = config.remoting
         is_alone = not remoting.upstream_namesrv
         self.processor, self.limits = processor, limits or Limits()
-        self.counts, self.log = RemotingCounts(), RateLimitedLog(log)
-        #: Those that are open or hold something, and what they hold together: requests, unfinished or under way, and
-        #: answers that were not taken.
-        self.connections: set[RemotingConnection] = set()
+        self.log = log
+        #: Since the outlet began; bytes are those of the protocol, without TLS. Why a client was not let in; why a
+        #: connection was closed by us; by the name of a request's code and by result, how many there were.
+        self.counts: dict[str, Any] = {
+            "connectionsTotal": 0,
+            "refused": {"allow": 0, "full": 0, "tls": 0},
+            "closed": {"bytes": 0, "slow": 0, "idle": 0, "untaken": 0, "memory": 0},
+            "requests": {},
+            "receivedBytes": 0,
+            "sentBytes": 0,
+        }
+        #: Those that are open, their handshake included, or have requests under way, with the task that opens each; and
+        #: what they hold together: requests, unfinished or under way, and answers that were not taken.
+        self.connections: dict[RemotingConnection, asyncio.Task[None]] = {}
         self.held = 0
         self.frame_max, self.idle_seconds = remoting.remoting_frame_max, remoting.remoting_idle_timeout
         self.under_way_max = self.limits.under_way_upstream
@@ -391,7 +353,6 @@ class RemotingServer:
         self._address = address_of(*listening.getsockname()[:2])
         self._listening = listening.dup()
         self._listening.setblocking(False)
-        self._opening: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
         """Until ``stop``; then ``on_stop`` is called, and connections end as what is under way of them ends."""
@@ -413,35 +374,46 @@ class RemotingServer:
 
     def _show(self) -> None:
         forwarder = self.processor.forwarder
-        row = {**self.counts.row(self._address), "upstream": None if forwarder is None else forwarder.row()}
+        row = {"address": self._address, "connections": len(self.connections), **deepcopy(self.counts)}
+        row["upstream"] = None if forwarder is None else forwarder.row()
         self._board.outlets["remoting"] = lambda: row
 
+    def ended(self, request: int, response: int | None, times: int = 1) -> None:
+        """So many requests are over; ``response``: the code of their answers, None for one that gets none.
+
+        Counted as ok, empty (nothing is there), refused (no right, busy, not supported, nobody behind us) or error.
+        A code without a name here is ``other``.
+        """
+        result = _RESULTS.get(response, "error") if response else "ok"
+        if (request, response) == (RequestCode.VIEW_MESSAGE_BY_ID, ResponseCode.SYSTEM_ERROR):
+            result = "empty"  # the broker too has no other code for an offset where no message is
+        results = self.counts["requests"].setdefault(REQUEST_NAMES.get(request, "other"), {})
+        results[result] = results.get(result, 0) + times
+
     def hold(self, connection: RemotingConnection, size: int) -> None:
-        """It holds so many bytes now. Over budget, those that hold most are closed until a quarter of it is free."""
+        """It holds so many bytes now. Over budget, the one that holds most is closed."""
         has_grown = size > connection.held and not connection.is_closed
         self.held += size - connection.held
         connection.held = size
-        if not size and connection.gone.done():
-            self.connections.discard(connection)
         if has_grown and self.held > self.limits.held_bytes:
-            for one in sorted(self.connections, key=lambda one: one.held, reverse=True):
-                if 4 * self.held <= 3 * self.limits.held_bytes:
-                    break
-                one.end("memory")
+            max(self.connections, key=lambda one: one.held).end("memory")
 
     async def _leave(self) -> None:
-        opening, connections = tuple(self._opening), tuple(self.connections)
-        for task in opening:
-            task.cancel()
-        for connection in connections:
-            connection.leave()
-        await _wait((*opening, *(connection.gone for connection in connections)), _LEAVE_SECONDS)
-        late = [connection for connection in connections if not connection.gone.done()]
-        if late:
-            self.log.warning("remoting_cut_off", connections=len(late))
-        for connection in late:
+        for connection, opening in tuple(self.connections.items()):
+            if connection.was_made:
+                connection.leave()
+            else:
+                opening.cancel()
+        await self._wait_for_all(_LEAVE_SECONDS)
+        if self.connections:
+            self.log.warning("remoting_cut_off", connections=len(self.connections))
+        for connection in tuple(self.connections):
             connection.end()
-        await _wait([connection.gone for connection in late], _ABORT_SECONDS)
+        await self._wait_for_all(_ABORT_SECONDS)
+
+    async def _wait_for_all(self, seconds: float) -> None:
+        if self.connections:
+            await asyncio.wait([connection.gone for connection in self.connections], timeout=seconds)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -449,67 +421,56 @@ class RemotingServer:
             try:
                 peer, place = await loop.sock_accept(self._listening)
             except OSError as error:  # no descriptors: they wait in the kernel meanwhile
-                self.log.warning("remoting_full", connections=self.counts.connections, problem=str(error))
+                self.log.warning("remoting_full", connections=len(self.connections), problem=str(error))
                 await asyncio.sleep(self.limits.look_seconds)
                 continue
             reason = self._refusal(place[0])
             if reason is not None:
-                self.counts.refused[reason] += 1
+                self.counts["refused"][reason] += 1
                 peer.close()
                 continue
-            self.counts.connections += 1
-            self.counts.connections_total += 1
-            task = loop.create_task(self._open(peer, address_of(*place[:2])))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self.counts["connectionsTotal"] += 1
+            connection = RemotingConnection(self, address_of(*place[:2]), address_of(*peer.getsockname()[:2]))
+            self.connections[connection] = loop.create_task(self._open(connection, peer))
 
     def _refusal(self, host: str) -> str | None:
         if not self._access.admits(host):
             self.log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
             return "allow"
-        if self.counts.connections >= self._most:
-            self.log.warning("remoting_full", connections=self.counts.connections)
+        if len(self.connections) >= self._most:
+            self.log.warning("remoting_full", connections=len(self.connections))
             return "full"
         return None
 
-    async def _open(self, peer: socket.socket, name: str) -> None:
-        connection, tls = RemotingConnection(self, name, address_of(*peer.getsockname()[:2])), self._access.tls
-        connection.gone.add_done_callback(lambda _: self._release(connection))
-        seconds = self.limits.handshake_seconds, _SHUTDOWN_SECONDS
+    async def _open(self, connection: RemotingConnection, peer: socket.socket) -> None:
+        connection.gone.add_done_callback(lambda _: self._forget(connection))
+        tls, seconds = self._access.tls, (self.limits.handshake_seconds, _SHUTDOWN_SECONDS)
         times = {} if tls is None else {"ssl_handshake_timeout": seconds[0], "ssl_shutdown_timeout": seconds[1]}
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer, ssl=tls, **times)
-        except (OSError, ssl.SSLError, asyncio.CancelledError):  # gone already, or no TLS
+        except (OSError, asyncio.CancelledError):  # gone already, or no TLS
             peer.close()
             if not connection.was_made:  # or it tells by itself that it has ended
-                self.counts.refused["tls"] += tls is not None
+                self.counts["refused"]["tls"] += tls is not None
                 connection.gone.set_result(None)
 
-    def _release(self, connection: RemotingConnection) -> None:
-        self.counts.connections -= 1
-        self.hold(connection, connection.held)
-
-
-async def _wait(futures: Collection[asyncio.Future[None]], seconds: float) -> None:
-    if futures:
-        await asyncio.wait(futures, timeout=seconds)
+    def _forget(self, connection: RemotingConnection) -> None:
+        self.hold(connection, 0)
+        del self.connections[connection]
 
 
 def address_of(host: str, port: int) -> str:
     """``127.0.0.1:9577``; IPv6 in brackets, and an IPv4-mapped address as the IPv4 address that it is."""
-    if ":" not in host:
-        return f"{host}:{port}"
-    mapped = host.removeprefix("::ffff:")
-    return f"{mapped}:{port}" if "." in mapped and ":" not in mapped else f"[{host}]:{port}"
+    address = ip_of(host)
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 def connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
     """So many of the ``wanted`` as there are descriptors for, once the process has taken all that it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard == resource.RLIM_INFINITY:
-        return wanted
-    most = min(wanted, max((hard - _DESCRIPTORS_KEPT) // descriptors_each, _CONNECTIONS_LEAST))
+    room = wanted if hard == resource.RLIM_INFINITY else (hard - _DESCRIPTORS_KEPT) // descriptors_each
+    most = min(wanted, max(room, _CONNECTIONS_LEAST))
     if most < wanted:
         log.warning(
             "remoting_descriptors", connections_max=most, wanted=wanted, descriptors=hard, hint="raise LimitNOFILE"
@@ -532,18 +493,17 @@ async def serve_remoting(
     """
     access = read_access(config)
     if access.is_open:
-        signed = access.credentials is not None
-        log.warning(
-            "remoting_open", remoting=config.remoting.remoting, signed=signed, tls=access.tls is not None, hint=_OPEN
-        )
+        guards = {"signed": access.credentials is not None, "tls": access.tls is not None}
+        log.warning("remoting_open", remoting=config.remoting.remoting, **guards, hint=_OPEN)
+    limited = RateLimitedLog(log)
     queries = Queries(config, board, config.remoting.remoting_queries_max, load_key_queries)
-    processor = RemotingProcessor(config, board, RateLimitedLog(log), access, queries, patience)
+    processor = RemotingProcessor(config, board, limited, access.credentials, queries, patience or Patience())
     try:
-        server = RemotingServer(config, board, log, listening, processor, access, limits)
+        server = RemotingServer(config, board, limited, listening, processor, access, limits)
         await server.run(stop, queries.stop)
     finally:
         if processor.forwarder is not None:
-            await processor.forwarder.dialer.close()
+            processor.forwarder.dialer.close()
         queries.stop()
         # In another thread: a query may be under way, and it is waited for.
         left = await asyncio.to_thread(queries.close)

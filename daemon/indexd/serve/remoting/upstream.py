@@ -4,8 +4,8 @@ The broker knows a client by its connection: it sends rebalancing, transaction c
 client has a connection of its own to the broker, which ends with its own; what the broker asks there goes to the
 client, and what the client answers back. Name servers are asked over one connection for all.
 
-Headers go on as JSON, whatever the client writes, and each answer comes back in the client's form: a JSON header has
-room for the mark by which a circle of daemons is noticed, and no signature covers it.
+What goes on differs from what came by its ``opaque`` and by its remark, which holds the mark by which a circle of
+daemons is noticed: RocketMQ's requests have none, and no signature covers it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from indexd.serve.remoting.access import ACCESS_KEY, SIGNATURE, Credentials
 from indexd.serve.remoting.command import (
     NAME_SERVER_CODES,
     VERSION,
-    Form,
     FrameError,
     RemotingCommand,
     RequestCode,
@@ -42,10 +41,9 @@ from indexd.serve.remoting.routes import BrokerPlace, Json, find_place, own_plac
 OnRequest = Callable[[RemotingCommand], None]
 Locate = Callable[[bool], Awaitable[str]]
 
-IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it"
-_VIA = "indexdVia"
-_CIRCLE_HINT = "upstream_namesrv or the broker's address leads back here, perhaps by another indexd: give the real ones"
 _SHOWN_MAX = 300
+IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it"
+_CIRCLE_HINT = "upstream_namesrv or the broker's address leads back here, perhaps by another indexd: give the real ones"
 # What the other side has not acknowledged for so long is lost, and the connection with it.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -55,8 +53,6 @@ _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
 )
 _OPAQUE_MAX = 2**31 - 1
-# At a stop: what was written may take so long to be sent.
-_CLOSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +63,8 @@ class Patience:
     short: float = 1.0
     #: By one that has none, such as a pull that the broker holds.
     answer: float = 600.0
-    #: The cluster is asked for again when what is known is older; while the broker is missing or does not answer.
-    fresh: float = 5.0
-    missing: float = 0.5
+    #: The cluster is asked for again when what is known is older.
+    fresh: float = 1.0
     #: Requests that the other side does not take: beyond so many bytes further ones are refused.
     untaken_bytes: int = 32 << 20
 
@@ -82,7 +77,7 @@ class Client(Protocol):
     """One connection, in the event loop's thread.
 
     ``peer``: who it is, ``127.0.0.1:53122``; ``local``: our address as this client has reached it. ``gone`` is done
-    when the connection has ended, however it ended.
+    when the connection has ended, however it ended, and none of its requests is under way.
     """
 
     peer: str
@@ -107,7 +102,6 @@ class Link(asyncio.Protocol):
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._buffer = bytearray()
         self._why = "it closed the connection"
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_open(self) -> bool:
@@ -117,15 +111,12 @@ class Link(asyncio.Protocol):
     async def ask(self, command: RemotingCommand) -> RemotingCommand:
         """The answer, under the request's own ``opaque``; UpstreamError if the connection ends before it comes."""
         opaque = next(self._opaque) & _OPAQUE_MAX
-        waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        self._waiting[opaque] = waiting
+        self._waiting[opaque] = asyncio.get_running_loop().create_future()
         try:
             self.tell(replace(command, opaque=opaque))
-            answer = await waiting
+            return replace(await self._waiting[opaque], opaque=command.opaque)
         finally:
             del self._waiting[opaque]
-        answer.opaque = command.opaque
-        return answer
 
     def tell(self, command: RemotingCommand) -> None:
         """Send it, under its own ``opaque``; UpstreamError if it cannot be."""
@@ -171,7 +162,6 @@ class Link(asyncio.Protocol):
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(UpstreamError(self._why))
-        self.ended.set_result(None)
 
 
 class Dialer:
@@ -182,18 +172,18 @@ class Dialer:
         self.frame_max = config.remoting.remoting_frame_max
         self.links: set[Link] = set()
         self._tls = read_upstream_tls(config)
-        self._is_closed = False
 
     async def open(self, address: str, on_request: OnRequest | None) -> Link:
         """A connection of the caller's, who closes it; ``on_request`` takes what the other side asks. UpstreamError."""
-        if self._is_closed:
-            raise UpstreamError("this daemon stops")
         host, port = split_address(address)
-        names: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls, "server_hostname": host}
         try:
             async with asyncio.timeout(self.timeout):
                 _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: Link(address, self, on_request), host, port, **names
+                    lambda: Link(address, self, on_request),
+                    host,
+                    port,
+                    ssl=self._tls,
+                    server_hostname=None if self._tls is None else host,
                 )
         except TimeoutError:
             raise UpstreamError(f"no connection within {self.timeout:g} s") from None
@@ -201,13 +191,10 @@ class Dialer:
             raise UpstreamError(_reason(error)) from error
         return link
 
-    async def close(self) -> None:
-        """Close every connection when what was written has been sent, as far as that takes a moment."""
-        self._is_closed = True
+    def close(self) -> None:
+        """Close every connection when what was written has been sent."""
         for link in self.links:
             link.close()
-        if self.links:
-            await asyncio.wait([link.ended for link in self.links], timeout=_CLOSE_SECONDS)
 
 
 def read_upstream_tls(config: Config) -> ssl.SSLContext | None:
@@ -246,7 +233,6 @@ class Channel:
     ) -> None:
         self._name, self._dialer, self._locate, self._on_request = name, dialer, locate, on_request
         self._lock = asyncio.Lock()  # requests keep their order while the connection is made
-        self._is_left = False
         self.link: Link | None = None
         self.address = address
 
@@ -260,29 +246,22 @@ class Channel:
                 if not command.is_oneway:
                     return await link.ask(command)
             link.tell(command)
-        except TimeoutError:
-            problem = f"no answer within {seconds:.2g} s"
-        except UpstreamError as error:
-            problem = str(error)
-        else:
-            if self._is_left:
-                link.close()
-            return None
-        place = "" if self.address is None else f" at {self.address}"
-        raise UpstreamError(f"the {self._name}{place} does not answer: {problem}")
+        except (TimeoutError, UpstreamError) as error:
+            problem = str(error) or f"no answer within {seconds:.2g} s"
+            place = "" if self.address is None else f" at {self.address}"
+            raise UpstreamError(f"the {self._name}{place} does not answer: {problem}") from None
+        return None
 
     def leave(self) -> None:
         """Nobody asks any more: the connection ends when the last one-way requests are sent."""
-        self._is_left = True
         if self.link is not None:
             self.link.close()
 
     async def _open(self) -> Link:
         address = await self._locate(False)
-        if self.link is not None:
-            if self.link.is_open and self.link.address == address:
-                return self.link
-            self.link.close()  # another broker is the master now
+        if self.link is not None and self.link.is_open and self.link.address == address:
+            return self.link
+        self.leave()  # another broker is the master now
         self.address = address
         try:
             self.link = await self._dialer.open(address, self._on_request)
@@ -294,11 +273,26 @@ class Channel:
         return self.link
 
 
-class NameServers:
-    """Asked in turn, the one that answered last first, over one connection each."""
+async def _stay(address: str, _: bool) -> str:
+    return address
 
-    def __init__(self, addresses: tuple[str, ...], dialer: Dialer) -> None:
+
+class NameServers:
+    """Asked in turn, the one that answered last first, over one connection each; by their word, where the broker is.
+
+    What was found last holds until something newer is said: a name server may have forgotten everything. ``mark`` is
+    in the headers of our own requests.
+    """
+
+    def __init__(self, config: Config, dialer: Dialer, credentials: Credentials | None, log: Any, mark: str) -> None:
+        self._config, self._fresh, self._credentials = config, dialer.patience.fresh, credentials
+        self._log, self._mark, addresses = log, mark, config.remoting.upstream_namesrv
         self._channels = [Channel("name server", dialer, partial(_stay, one), address=one) for one in addresses]
+        #: The broker as found last, and why nothing was.
+        self.broker: BrokerPlace | None = None
+        self.problem = "nobody was asked yet"
+        self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str | None:
@@ -319,51 +313,19 @@ class NameServers:
             return answer
         raise UpstreamError("; ".join(problems))
 
-
-async def _stay(address: str, _: bool) -> str:
-    return address
-
-
-class BrokerLocator:
-    """Where the broker is: broker_address, else what the name servers say of the broker of our name.
-
-    What was found last holds until something newer is said: a name server may have forgotten everything. ``mark`` is
-    in the headers of our own requests.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        names: NameServers,
-        patience: Patience,
-        credentials: Credentials | None,
-        log: Any,
-        mark: str,
-    ) -> None:
-        self._config, self._names, self._credentials, self._log, self._mark = config, names, credentials, log, mark
-        self._patience = patience
-        #: What was found last, and why nothing was.
-        self.known: BrokerPlace | None = None
-        self.problem = "nobody was asked yet"
-        #: Monotonic, seconds: what is known now was asked for then, or later.
-        self.sure_at = self._asked_at = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
-
     async def look(self, *, anew: bool = False, within: float | None = None) -> BrokerPlace | None:
-        """Where it is, as known now; None: none of the name server's brokers is known to be ours (``problem``).
+        """Where the broker is, as known now; None: none of theirs is known to be ours (``problem``).
 
         A name server is waited for, ``within`` seconds, before the first answer, and ``anew``: nobody answers there.
         """
-        is_there = self.known is not None and self.known.is_registered and not anew
-        fresh = self._patience.fresh if is_there else self._patience.missing
-        if self._asking is None and time.monotonic() - self._asked_at >= fresh:
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None and (anew or self.known is None):
+        if self._asking is None and (anew or time.monotonic() - self._asked_at >= self._fresh):
+            self._asking = asyncio.create_task(self._look())
+        if self._asking is not None and (anew or self.broker is None):
             await asyncio.wait([self._asking], timeout=within)
-        return self.known
+        return self.broker
 
-    async def address(self, anew: bool) -> str:
-        """Where requests for it go; UpstreamError if nobody knows."""
+    async def locate(self, anew: bool) -> str:
+        """Where requests for the broker go: broker_address, else what was found; UpstreamError if nobody knows."""
         if self._config.node.broker_address is not None:
             return self._config.node.broker_address
         place = await self.look(anew=anew)
@@ -374,47 +336,42 @@ class BrokerLocator:
             raise UpstreamError(f"the name server's {given} is no address: correct brokerIP1, or give broker_address")
         return place.address
 
-    def note(self, cluster: Json) -> BrokerPlace | None:
-        """A ClusterInfo that came from a name server; where the broker is then. ValueError if it is none."""
-        found, node = find_place(cluster, self._config, self.known), self._config.node
+    async def _look(self) -> None:
         self._asked_at = time.monotonic()
-        if found is not None:
-            self.known = found
-            return found
-        own, names = own_place(self._config), _cut(", ".join(sorted(cluster["brokerAddrTable"])) or "none")
-        self.problem = f"the name server knows these brokers: {names}; ours is {own.name} (node_id, brokerName)"
-        if self.known is not None:
-            self.known = replace(self.known, is_registered=False)
-        elif node.node_id is not None:
-            self.known = own
-        else:
-            self._log.warning("upstream_unknown", problem=self.problem, hint="give node_id, the broker's brokerName")
-        return self.known
-
-    async def _ask(self) -> None:
-        began = self._asked_at = time.monotonic()
         # One of our own, signed if we want signatures: whoever is asked may want them, too.
-        request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO, 0, language="JAVA", version=VERSION)
-        request.others[_VIA] = self._mark
+        request = RemotingCommand(
+            RequestCode.GET_BROKER_CLUSTER_INFO, 0, language="JAVA", version=VERSION, remark=self._mark
+        )
         if self._credentials is not None:
             request.ext_fields[ACCESS_KEY] = self._credentials.access_key
             request.ext_fields[SIGNATURE] = self._credentials.signature(request)
         try:
-            answer = await self._names.ask(request, self._config.remoting.upstream_timeout)
+            answer = await self.ask(request, self._config.remoting.upstream_timeout)
             if answer.code != ResponseCode.SUCCESS:
-                raise ValueError(f"code {answer.code}, {_cut(answer.remark or 'no remark')}")
-            self.note(read_json(answer.body))
-            self.sure_at = began
+                raise ValueError(f"code {answer.code}, {shown(answer.remark, _SHOWN_MAX)}")
+            self._find(read_json(answer.body))
         except UpstreamError as error:
             self.problem = str(error)
         except ValueError as error:
-            self.problem = f"the name server at {self._names.address} gave no cluster: {error}"
+            self.problem = f"the name server at {self.address} gave no cluster: {error}"
         finally:
             self._asking = None
 
-
-def _cut(text: str) -> str:
-    return f"{printable(text[:_SHOWN_MAX])}{'...' if len(text) > _SHOWN_MAX else ''}"
+    def _find(self, cluster: Json) -> None:
+        found, own = find_place(cluster, self._config, self.broker), own_place(self._config)
+        if found is None:
+            names = ", ".join(sorted(cluster["brokerAddrTable"])) or "none"
+            known = f"the name server knows these brokers: {printable(names[:_SHOWN_MAX])}"
+            self.problem = f"{known}; ours is {own.name} (node_id, brokerName)"
+            if self.broker is not None:
+                found = replace(self.broker, is_registered=False)
+            elif self._config.node.node_id is not None:
+                found = own
+            else:
+                self._log.warning(
+                    "upstream_unknown", problem=self.problem, hint="give node_id, the broker's brokerName"
+                )
+        self.broker = found
 
 
 class Forwarder:
@@ -424,65 +381,65 @@ class Forwarder:
     """
 
     def __init__(
-        self, config: Config, log: Any, credentials: Credentials | None, mark: str, patience: Patience | None = None
+        self, config: Config, log: Any, credentials: Credentials | None, mark: str, patience: Patience
     ) -> None:
-        self.patience = patience or Patience()
-        self._log, self._mark = log, mark
+        self.patience, self._log, self._mark = patience, log, mark
         #: Of its connections.
         self.dialer = Dialer(config, self.patience)
-        self._names = NameServers(config.remoting.upstream_namesrv, self.dialer)
-        self.locator = BrokerLocator(config, self._names, self.patience, credentials, log, mark)
+        self.names = NameServers(config, self.dialer, credentials, log, mark)
         self._channels: dict[Client, Channel] = {}
         self._counts = {"forwarded": 0, "failed": 0, "dropped": 0}
 
     def row(self) -> dict[str, Any]:
         """For the board: where to, how many connections, and what became of requests (counters)."""
-        place, links = self.locator.known, len(self.dialer.links)
-        address = None if place is None else place.address
-        return {"nameServer": self._names.address, "broker": address, "links": links, **self._counts}
+        broker = None if self.names.broker is None else self.names.broker.address
+        links = len(self.dialer.links)
+        return {"nameServer": self.names.address, "broker": broker, "links": links, **self._counts}
 
     def has_been_here(self, command: RemotingCommand) -> bool:
-        """Whether a request comes back that we have forwarded; if not, it is marked, by a member RocketMQ ignores."""
-        via = command.others.get(_VIA, "")
-        if type(via) is not str or self._mark in via.split():
+        """Whether a request comes back that we have forwarded; if not, it is marked."""
+        marks = (command.remark or "").split()
+        if self._mark in marks:
             self._log.warning("upstream_circle", code=command.code, hint=_CIRCLE_HINT)
             return True
-        command.others[_VIA] = f"{via} {self._mark}".lstrip()
+        command.remark = " ".join([*marks, self._mark])
         return False
 
-    async def forward(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
-        """The answer to a request from where it belongs, or SERVICE_NOT_AVAILABLE with a remark; None if one-way."""
+    def not_answered(self, client: Client, command: RemotingCommand, problem: str) -> RemotingCommand:
+        """What the client is told of a request that ``ask`` got no answer to; of a one-way one the log tells."""
+        if command.is_oneway:
+            self._counts["dropped"] += 1
+            self._log.warning("upstream_dropped", peer=client.peer, code=command.code, problem=problem)
+        return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, problem)
+
+    async def ask(self, client: Client, command: RemotingCommand, *, is_short: bool = False) -> RemotingCommand | None:
+        """What a name server or the broker answers, None for a one-way request to the broker.
+
+        UpstreamError, whose text names who does not answer. ``is_short``: the client waits for another answer then.
+        """
+        answer: RemotingCommand | None
         try:
             if command.code in NAME_SERVER_CODES:
-                return await self.ask_names(command)
-            return await self.ask_broker(client, command)
-        except UpstreamError as error:
-            if not command.is_oneway:
-                return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-            self._counts["dropped"] += 1
-            self._log.warning("upstream_dropped", peer=client.peer, code=command.code, problem=str(error))
-            return None
+                seconds = self.patience.short if is_short else self.dialer.timeout
+                # What is one-way is answered as well there: that is the proof that it came.
+                answer = await self.names.ask(replace(command, flag=0), seconds)
+            else:
+                seconds = self.patience.short if is_short and not command.is_oneway else self.patience.answer
+                answer = await self._channel(client).ask(command, seconds)
+            if answer is not None and answer.remark == IN_A_CIRCLE:
+                raise UpstreamError(IN_A_CIRCLE)
+        except UpstreamError:
+            self._counts["failed"] += 1
+            raise
+        self._counts["forwarded"] += 1
+        return answer
 
-    async def ask_names(self, command: RemotingCommand, *, is_short: bool = False) -> RemotingCommand:
-        """What a name server answers; UpstreamError. ``is_short``: there is another answer, which clients wait for."""
-        # What is one-way is answered as well there: that is the proof that it came.
-        asked, seconds = replace(command, flag=0, form=Form.JSON), self.dialer.timeout
-        asking = self._names.ask(asked, self.patience.short if is_short else seconds)
-        return cast("RemotingCommand", await self._counted(command, asking))
-
-    async def ask_broker(
-        self, client: Client, command: RemotingCommand, *, is_short: bool = False
-    ) -> RemotingCommand | None:
-        """What the broker answers, None for a one-way request; UpstreamError, whose text names the broker.
-
-        ``is_short``: as for ``ask_names``.
-        """
-        channel, is_short = self._channels.get(client), is_short and not command.is_oneway
+    def _channel(self, client: Client) -> Channel:
+        channel = self._channels.get(client)
         if channel is None:
-            channel = self._channels[client] = Channel("broker", self.dialer, self.locator.address, client.send)
+            channel = self._channels[client] = Channel("broker", self.dialer, self.names.locate, client.send)
             client.gone.add_done_callback(lambda _: self._channels.pop(client).leave())
-        seconds = self.patience.short if is_short else self.patience.answer
-        return await self._counted(command, channel.ask(replace(command, form=Form.JSON), seconds))
+        return channel
 
     def respond(self, client: Client, command: RemotingCommand) -> None:
         """A client's response to what the broker has asked it; dropped if the broker has gone meanwhile."""
@@ -490,18 +447,3 @@ class Forwarder:
         if channel is not None and channel.link is not None:
             with suppress(UpstreamError):
                 channel.link.tell(command)
-
-    async def _counted(
-        self, command: RemotingCommand, asking: Awaitable[RemotingCommand | None]
-    ) -> RemotingCommand | None:
-        try:
-            answer = await asking
-            if answer is not None and answer.remark == IN_A_CIRCLE:
-                raise UpstreamError(IN_A_CIRCLE)
-        except UpstreamError:
-            self._counts["failed"] += 1
-            raise
-        self._counts["forwarded"] += 1
-        if answer is not None:
-            answer.form = command.form
-        return answer
