@@ -15,8 +15,8 @@ from pathlib import Path
 from bench import beside, keyed, whole
 from bench.ground import BenchError, Ground, Report, progress
 from indexd import __version__
+from indexd.cli.output import typed
 from indexd.errors import IndexdError
-from support.arguments import more_than_zero
 from support.rocketmq import RocketMQError
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -30,11 +30,11 @@ def main() -> int:
     parts = whole.PARTS | beside.PARTS | keyed.PARTS
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure indexd beside RocketMQ's and Kafka's.")
     parser.add_argument("--only", choices=list(parts), metavar="NAME", help=f"one part: {', '.join(parts)}")
-    parser.add_argument("--messages", type=more_than_zero(int), default=3_000_000, metavar="N",
+    parser.add_argument("--messages", type=typed(int, 1), default=3_000_000, metavar="N",
                         help="messages in the store of every part but tail, recover and key; 3,000,000 or"
                         " more: recover and key measure index files of default size, else of that share of it"
                         " (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--seconds", type=more_than_zero(int), default=20, metavar="S",
+    parser.add_argument("--seconds", type=typed(int, 1), default=20, metavar="S",
                         help="how long tail writes and idle watches (default: %(default)s)")  # fmt: skip
     parser.add_argument("--work", metavar="DIR", help="a directory on the disk to measure (default: build/ of the"
                         " project); everything made in it is removed at the end")  # fmt: skip

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from support.commitlog_writer import FrameSpec, encode_frame
-from support.daemon import compile_kernels, indexd, indexd_here
+from support.daemon import compile_kernels, indexd_here
+from support.repairing import tree
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
 
 USAGE, UNSAFE, CORRUPT, INTERNAL = 2, 3, 4, 70
@@ -38,18 +39,14 @@ def root(written: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def error_of(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line on standard error, beside log lines; nothing on standard output."""
-    assert "Traceback" not in done.stderr
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    lines = [line for line in done.stderr.split("\n") if not line.startswith("{")]
-    assert len(lines) == 2, done.stderr
-    assert lines[1] == ""
-    assert lines[0].startswith("indexd: ")
+def error_of(done: subprocess.CompletedProcess[str], code: int, *says: object) -> str:
+    """The one line on standard error, beside log lines, which says all that; nothing on standard output."""
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     # What happened, where, and what to do.
-    assert re.fullmatch(r"indexd: [^;]+; .+", lines[0]), lines[0]
-    return lines[0]
+    assert re.fullmatch(r"indexd: [^;]+; .+", line), line
+    assert [text for text in says if str(text) not in line] == [], line
+    return line
 
 
 COMMANDS = [("run",), ("--recover",), ("rebuild", "--out", "{out}")]
@@ -76,9 +73,7 @@ def test_a_store_that_cannot_be_read_as_asked(
     root: Path, command: tuple[str, ...], flags: tuple[str, ...], code: int, says: list[str]
 ) -> None:
     words = [word.format(root=root, out=root / "out") for word in (*command, *SIZES, *flags)]
-    line = error_of(indexd_here(*words), code)
-    for text in says:
-        assert text.format(root=root) in line
+    error_of(indexd_here(*words), code, *(text.format(root=root) for text in says))
     assert not (root / "out").exists()
     assert not (root / "store" / "data").exists()
 
@@ -98,15 +93,12 @@ def test_a_data_directory_that_belongs_to_something_else(
 ) -> None:
     write_log(root / "other", 5)
     data = root / "data"
-    before = {path: path.read_bytes() for path in (data / "index").iterdir()}
-    words = [*command, "--store", root / "store", "--data", data, *SIZES, *(word.format(root=root) for word in flags)]
-    line = error_of(indexd_here(*words), UNSAFE)
-    assert str(data) in line
-    for text in says:
-        assert text in line
-    assert {path: path.read_bytes() for path in (data / "index").iterdir()} == before
+    before = tree(data / "index")
+    words = (*command, "--store", root / "store", "--data", data, *SIZES)
+    error_of(indexd_here(*words, *(word.format(root=root) for word in flags)), UNSAFE, data, *says)
+    assert tree(data / "index") == before
     # It stays what it was: opened as what it is, it is as good as before.
-    done = indexd_here("--recover", "--store", root / "store", "--data", data, *SIZES)
+    done = indexd_here("verify", *words[1:])
     assert done.returncode == 0, done.stderr
 
 
@@ -138,28 +130,23 @@ def test_a_data_directory_that_belongs_to_something_else(
         (["--broker-conf", "/none/broker.conf"], ["/none/broker.conf"]),
     ],
 )
-def test_a_wrong_command_line(root: Path, words: list[str], says: list[str]) -> None:
-    line = error_of(indexd_here(*words), USAGE)
-    for text in says:
-        assert text in line
+def test_a_wrong_command_line(words: list[str], says: list[str]) -> None:
+    error_of(indexd_here(*words), USAGE, *says)
 
 
 @pytest.mark.parametrize("command", [("query-key", "-t", "T", "-k", "k"), ("query-unique-key", "-t", "T", "-i", "u")])
 def test_a_query_where_nothing_is_indexed_yet(root: Path, command: tuple[str, ...]) -> None:
-    line = error_of(indexd_here(*command, "--data", root / "new"), USAGE)
-    assert f"{root / 'new'} holds no index yet" in line
+    error_of(indexd_here(*command, "--data", root / "new"), USAGE, f"{root / 'new'} holds no index yet")
     (root / "data" / "frontier").write_bytes(b"{")
-    line = error_of(indexd_here(*command, "--data", root / "data"), CORRUPT)
-    assert f"{root / 'data' / 'frontier'} is not JSON" in line
-    assert "--recover" in line
+    done = indexd_here(*command, "--data", root / "data")
+    error_of(done, CORRUPT, f"{root / 'data' / 'frontier'} is not JSON", "--recover")
 
 
 def test_a_data_directory_that_cannot_be_made(root: Path) -> None:
     (root / "file").write_text("mine")
     for data in (root / "file", root / "file" / "data"):
-        for command in (("run",), ("--recover",)):
-            words = (*command, "--store", root / "store", "--data", data, *SIZES)
-            assert str(data) in error_of(indexd_here(*words), INTERNAL)
+        for command in ("run", "--recover"):
+            error_of(indexd_here(command, "--store", root / "store", "--data", data, *SIZES), INTERNAL, data)
     assert (root / "file").read_text() == "mine"
 
 
@@ -175,44 +162,37 @@ def test_a_dledger_log(tmp_path: Path, written: Path, command: tuple[str, ...]) 
     segment = tmp_path / "store" / "commitlog" / "00000000000000000000"
     segment.write_bytes(dledger_entry().ljust(SEGMENT_SIZE, b"\0"))
     words = [word.format(out=tmp_path / "out") for word in command]
-    done = indexd(*words, "--store", tmp_path / "store", "--data", tmp_path / "data", *SIZES, timeout=30)
-    line = error_of(done, UNSAFE)
-    assert f"{segment} is a DLedger log" in line
+    done = indexd_here(*words, "--store", tmp_path / "store", "--data", tmp_path / "data", *SIZES)
+    error_of(done, UNSAFE, f"{segment} is a DLedger log")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_broker_conf_that_names_a_dledger_log(root: Path) -> None:
     conf = root / "broker.conf"
     conf.write_text(f"storePathRootDir={root / 'store'}\nenableDLegerCommitLog=true\n")
-    done = indexd_here("--broker-conf", conf, "--data", root / "new", *SIZES)
-    assert "enableDLegerCommitLog" in error_of(done, UNSAFE)
+    error_of(indexd_here("--broker-conf", conf, "--data", root / "new", *SIZES), UNSAFE, "enableDLegerCommitLog")
 
 
-@pytest.mark.parametrize("command", [("run",), ("--recover",)])
-def test_another_store_than_the_one_that_was_indexed(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_another_store_than_the_one_that_was_indexed(tmp_path: Path) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     write_log(store, 2000)
-    assert indexd_here("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
+    words = ("--store", store, "--data", data, *SIZES)
+    assert indexd_here("--recover", *words).returncode == 0
     shutil.rmtree(store / "commitlog")
     write_log(store, 2000, seed=2)
-    line = error_of(indexd(*command, "--store", store, "--data", data, *SIZES, timeout=30), UNSAFE)
-    assert f"{store} is not the store that {data} was built from" in line
-    assert "--data" in line
+    for command in ("run", "--recover"):
+        error_of(indexd_here(command, *words), UNSAFE, f"{store} is not the store that {data} was built from", "--data")
 
 
 def test_one_file_of_another_size_among_many_is_the_one_that_is_wrong(tmp_path: Path) -> None:
     write_log(tmp_path / "store", 3000)
     first, *_, cut = sorted((tmp_path / "store/commitlog").iterdir())
+    words = ("rebuild", "--store", tmp_path / "store", "--data", tmp_path, *SIZES, "--out", tmp_path / "out")
     os.truncate(cut, 1000)
-    words = ("--store", tmp_path / "store", "--data", tmp_path / "data", *SIZES)
-    line = error_of(indexd_here("rebuild", *words, "--out", tmp_path / "out"), UNSAFE)
-    assert f"segment {cut} has 1000 bytes" in line
-    assert "this file is cut or foreign" in line
+    error_of(indexd_here(*words), UNSAFE, f"segment {cut} has 1000 bytes", "this file is cut or foreign")
     foreign = cut.rename(cut.with_name(f"{17:020d}"))
     os.truncate(foreign, first.stat().st_size)
-    line = error_of(indexd_here("rebuild", *words, "--out", tmp_path / "out"), UNSAFE)
-    assert f"segment {foreign} begins at 17" in line
-    assert "this file is cut or foreign" in line
+    error_of(indexd_here(*words), UNSAFE, f"segment {foreign} begins at 17", "this file is cut or foreign")
 
 
 @pytest.mark.parametrize("target", ["itself", "/dev/null"])
@@ -220,23 +200,19 @@ def test_a_link_in_place_of_an_index_file_is_named_with_its_remedy(root: Path, t
     name = next((root / "data/index").iterdir())
     name.unlink()
     name.symlink_to(name if target == "itself" else target)
-    line = error_of(indexd("verify", "--store", root / "store", "--data", root / "data", *SIZES), INTERNAL)
-    assert str(name) in line
-    assert "device" not in line
-    assert "link" in line.partition("; ")[2]
+    done = indexd_here("verify", "--store", root / "store", "--data", root / "data", *SIZES)
+    line = error_of(done, INTERNAL, name)
+    assert ("device" in line, "link" in line.partition("; ")[2]) == (False, True)
 
 
 def test_a_link_in_place_of_a_segment_is_named_with_its_remedy(tmp_path: Path) -> None:
     write_log(tmp_path / "store", 2000)
     segment = sorted((tmp_path / "store/commitlog").iterdir())[1]
-    for target in (segment, tmp_path / "elsewhere"):
+    words = ("rebuild", "--store", tmp_path / "store", "--data", tmp_path, "--out", tmp_path / "out", *SIZES)
+    for target, code in ((segment, INTERNAL), (tmp_path / "elsewhere", CORRUPT)):
         segment.unlink()
         segment.symlink_to(target)
-        done = indexd("rebuild", "--store", tmp_path / "store", "--data", tmp_path, "--out", tmp_path / "out", *SIZES)
-        line = error_of(done, INTERNAL if target == segment else CORRUPT)
-        assert str(int(segment.name)) in line
-        assert "link" in line
-        assert "device" not in line
+        assert "device" not in error_of(indexd_here(*words), code, int(segment.name), "link")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=["thread", "memory"])
@@ -246,6 +222,4 @@ def test_no_memory_is_no_defect(root: Path, monkeypatch: pytest.MonkeyPatch, err
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     words = ("rebuild", "--store", root / "store", "--data", root / "data", "--out", root / "out", *SIZES)
-    line = error_of(indexd_here(*words), INTERNAL)
-    assert "there is no memory" in line
-    assert "report" not in line
+    assert "report" not in error_of(indexd_here(*words), INTERNAL, "there is no memory")

@@ -16,7 +16,7 @@ from indexd.cli.main import main, make_parser
 from indexd.cli.output import SHELLS, parsers_of
 from indexd.cli.output import completion_script as script
 from indexd.config import KEYS, flag_name
-from support.daemon import indexd
+from support.daemon import indexd_here
 from support.missing import need
 
 SCREEN_LINES, SCREEN_COLUMNS = 42, 80
@@ -39,33 +39,23 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 @pytest.mark.parametrize("path", PARSERS, ids=" ".join)
-def test_help_is_one_screen_with_all_of_the_commands_own_options(
+def test_help_is_one_screen_with_all_of_the_commands_own_options_and_help_all_shows_the_rest(
     capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
 ) -> None:
-    out = said(capsys, *path, "--help")
+    out, everything = said(capsys, *path, "--help"), said(capsys, *path, "--help-all")
     lines = out.splitlines()
-    assert len(lines) <= SCREEN_LINES
-    assert max(map(len, lines)) <= SCREEN_COLUMNS
+    assert (len(lines) <= SCREEN_LINES, max(map(len, lines)) <= SCREEN_COLUMNS) == (True, True)
     names = {name for action in PARSERS[path]._actions for name in action.option_strings}
-    settings = {flag_name(key) for key in KEYS}
-    assert [name for name in sorted(names - settings) if name not in out] == []
+    own = names - {flag_name(key) for key in KEYS}
+    assert ([name for name in own if name not in out], [name for name in names if name not in everything]) == ([], [])
     assert all(below[-1] in out for below in PARSERS if below[:-1] == path and below)
     if "--data" in names:
-        assert "--store PATH" in out
-        assert "--data PATH" in out
-        assert "--mqtt-host" not in out
+        assert [name in out for name in ("--store PATH", "--data PATH", "--mqtt-host")] == [True, True, False]
+        assert out != everything
     assert said(capsys, "help", *path) == out
 
 
-@pytest.mark.parametrize("path", PARSERS, ids=" ".join)
-def test_help_all_shows_the_rest(capsys: pytest.CaptureFixture[str], path: tuple[str, ...]) -> None:
-    out = said(capsys, *path, "--help-all")
-    names = {name for action in PARSERS[path]._actions for name in action.option_strings}
-    assert [name for name in names if name not in out] == []
-    assert out != said(capsys, *path, "--help") or "--data" not in out
-
-
-def test_what_has_to_be_given_is_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_of_one_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for command, needed in (
         ("inspect", "PATH [PATH ...]"),
         ("message", "(-i ID | -o OFFSET)"),
@@ -73,9 +63,6 @@ def test_what_has_to_be_given_is_in_the_usage(capsys: pytest.CaptureFixture[str]
     ):
         usage = said(capsys, command, "-h").partition("\n\n")[0]
         assert (needed in usage, "--mqtt-host" in usage) == (True, False)
-
-
-def test_whom_status_asks_and_the_version_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of --data, or of --http HOST:PORT" in " ".join(said(capsys, "status", "--help").split())
     assert said(capsys, "-V") == said(capsys, "--version") == f"indexd {__version__}\n"
 
@@ -108,10 +95,9 @@ ASKED = {
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The script of each shell, in a file."""
     folder = tmp_path_factory.mktemp("scripts")
-    found = {}
-    for shell in SHELLS:
-        found[shell] = folder / f"indexd.{shell}"
-        found[shell].write_text(script(make_parser(), shell), "utf-8")
+    found = {shell: folder / f"indexd.{shell}" for shell in SHELLS}
+    for shell, path in found.items():
+        path.write_text(script(make_parser(), shell), "utf-8")
     return found
 
 
@@ -126,10 +112,13 @@ def run_shell(words: list[str], text: str, home: Path) -> str:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_command_prints_what_the_shell_takes(shell: str, scripts: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_prints_what_the_shell_takes(
+    shell: str, scripts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need(shell)
-    # A configuration that is wrong is nothing to it.
-    done = indexd("completion", shell, env={"INDEXD_CONFIG": "/none", "COLUMNS": "20"})
+    # A configuration that is wrong is nothing to it, nor is the terminal's width.
+    monkeypatch.setenv("COLUMNS", "20")
+    done = indexd_here("-c", "/none", "completion", shell)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.rstrip("\n") == scripts[shell].read_text("utf-8").rstrip("\n")
     assert run_shell([shell, "-n", str(scripts[shell])], "", tmp_path) == ""
@@ -145,14 +134,9 @@ def bash_answers(script: Path, home: Path, lines: list[str]) -> list[set[str]]:
 
 
 def test_bash(scripts: dict[str, Path], tmp_path: Path) -> None:
-    for line, found in zip(ASKED, bash_answers(scripts["bash"], tmp_path, list(ASKED)), strict=True):
-        assert found == ASKED[line], line
-    parsers = dict(parsers_of(make_parser()))
-    (commands, options) = bash_answers(scripts["bash"], tmp_path, ["indexd ", "indexd run --"])
-    assert commands == {path[0] for path in parsers if path}
-    assert options == {
-        name for action in parsers["run",]._actions for name in action.option_strings if name[:2] == "--"
-    }
+    options = {name for action in PARSERS["run",]._actions for name in action.option_strings if name[:2] == "--"}
+    asked = ASKED | {"indexd ": {path[0] for path in PARSERS if path}, "indexd run --": options}
+    assert dict(zip(asked, bash_answers(scripts["bash"], tmp_path, list(asked)), strict=True)) == asked
 
 
 def test_fish(scripts: dict[str, Path], tmp_path: Path) -> None:
@@ -161,8 +145,8 @@ def test_fish(scripts: dict[str, Path], tmp_path: Path) -> None:
     asked = ASKED | {"indexd status --data my-d": {"my-data/"}, "indexd query-key --mode=r": {"--mode=rocketmq"}}
     text = f"source {scripts['fish']}\n" + "".join(f"echo @@; complete -C '{line}'\n" for line in asked)
     answers = run_shell([shell, "--no-config"], text, tmp_path).split("@@\n")[1:]
-    for line, answer in zip(asked, answers, strict=True):
-        assert {row.split("\t")[0] for row in answer.splitlines()} == asked[line], line
+    found = [{row.split("\t")[0] for row in answer.splitlines()} for answer in answers]
+    assert dict(zip(asked, found, strict=True)) == asked
 
 
 def test_zsh(scripts: dict[str, Path], tmp_path: Path) -> None:
@@ -190,32 +174,25 @@ def test_zsh(scripts: dict[str, Path], tmp_path: Path) -> None:
 
 def type_lines(words: list[str], setup: str, home: Path, lines: list[str], echo: str) -> list[str]:
     """What becomes of each line when Tab is pressed behind it, in a terminal."""
-    ends = pty.openpty()
+    terminal, end = pty.openpty()
     environ = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "LC_ALL": "C.UTF-8", "PS1": ""}
-    shell = subprocess.Popen(
-        words, stdin=ends[1], stdout=ends[1], stderr=ends[1], env=environ, cwd=home, close_fds=True
-    )
-    os.close(ends[1])
-    results = home / "results"
-    results.unlink(missing_ok=True)
+    shell = subprocess.Popen(words, stdin=end, stdout=end, stderr=end, env=environ, cwd=home, close_fds=True)
+    os.close(end)
+    os.set_blocking(terminal, False)
+    results, seen, until = home / "results", b"", time.monotonic() + SECONDS
+    results.write_text("")
     try:
-        os.write(ends[0], f"{setup}\n".encode())
+        os.write(terminal, f"{setup}\n".encode())
         for number, line in enumerate(lines, 1):
             # To the begin and to the end of the line: what stands there is written down instead of being run.
-            os.write(ends[0], f"{line}\t\x01{echo} '\x05' >> {results}\n".encode())
-            _wait(lambda count=number: results.exists() and results.read_text().count("\n") >= count, ends[0])
+            os.write(terminal, f"{line}\t\x01{echo} '\x05' >> {results}\n".encode())
+            while results.read_text().count("\n") < number:
+                with contextlib.suppress(BlockingIOError):
+                    seen += os.read(terminal, 65536)
+                assert time.monotonic() < until, seen[-2000:]
+                time.sleep(0.01)
         return [row.strip() for row in results.read_text().splitlines()]
     finally:
         shell.kill()
         shell.wait()
-        os.close(ends[0])
-
-
-def _wait(holds, terminal: int) -> None:
-    until, seen = time.monotonic() + SECONDS, b""
-    os.set_blocking(terminal, False)
-    while not holds():
-        with contextlib.suppress(BlockingIOError):
-            seen += os.read(terminal, 65536)
-        assert time.monotonic() < until, seen[-2000:]
-        time.sleep(0.01)
+        os.close(terminal)

@@ -43,37 +43,35 @@ def test_a_version_as_release_names_it(tmp_path: Path, version: str, expected: t
 
 
 def test_what_is_no_java(tmp_path: Path) -> None:
-    assert read_release(tmp_path / "nothing") is None
-    (tmp_path / "release").write_text('JAVA_VERSION="21"\n')
-    assert read_release(tmp_path) is None, "there is no bin/java"
-    assert read_release(Path("/dev/null")) is None
+    (tmp_path / "release").write_text('JAVA_VERSION="21"\n')  # and no bin/java
+    for home in (tmp_path, tmp_path / "nothing", Path("/dev/null")):
+        assert read_release(home) is None
 
 
 @pytest.mark.usefixtures("no_bundle")
 def test_the_order_and_who_is_passed_over(tmp_path: Path) -> None:
     old = make_home(tmp_path / "old", "1.8.0_392")
-    fits = make_home(tmp_path / "fits", "17.0.1")
+    fits = Java(make_home(tmp_path / "fits", "17.0.1"), "17.0.1", "PATH")
     other = make_home(tmp_path / "other", "21.0.2")
-    links = tmp_path / "bin"
-    links.mkdir()
-    (links / "java").symlink_to(fits / "bin" / "java")
-    path = {"PATH": str(links)}
-
-    assert choose_java(None, {"JAVA_HOME": str(other), **path})[0] == Java(other, "21.0.2", "JAVA_HOME")
-    assert choose_java(None, path)[0] == Java(fits, "17.0.1", "PATH")
-    java, passed_over = choose_java(None, {"JAVA_HOME": str(old), **path})
-    assert java == Java(fits, "17.0.1", "PATH")
-    assert passed_over == [f"JAVA_HOME: {old} is Java 8.0_392, older than 17"]
-    # One that was asked for is not replaced by another.
-    assert choose_java(old, path)[0] is None
-    assert choose_java(other, path)[0] == Java(other, "21.0.2", "--java-home")
-    assert choose_java(None, {})[0] is None
+    path = {"PATH": str(tmp_path)}
+    (tmp_path / "java").symlink_to(fits.home / "bin" / "java")
+    passed_over = [f"JAVA_HOME: {old} is Java 8.0_392, older than 17"]
+    for given, environ, expected in (
+        (None, {"JAVA_HOME": str(other), **path}, (Java(other, "21.0.2", "JAVA_HOME"), [])),
+        (None, path, (fits, [])),
+        (None, {"JAVA_HOME": str(old), **path}, (fits, passed_over)),
+        # One that was asked for is not replaced by another.
+        (old, path, (None, [f"--java-home: {old} is Java 8.0_392, older than 17"])),
+        (other, path, (Java(other, "21.0.2", "--java-home"), [])),
+        (None, {}, (None, [])),
+    ):
+        assert choose_java(given, environ) == expected
     with pytest.raises(SparkMissingError) as caught:
         require_java(old, path)
-    assert caught.value.exit_code == 2
-    assert caught.value.line() == (
+    assert (caught.value.exit_code, caught.value.line()) == (
+        2,
         f"there is no Java 17 or newer for Spark (--java-home: {old} is Java 8.0_392, older than 17); "
-        "pip install 'rocketmq-indexd[spark]' brings one, or give --java-home"
+        "pip install 'rocketmq-indexd[spark]' brings one, or give --java-home",
     )
 
 

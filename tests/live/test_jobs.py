@@ -6,8 +6,9 @@ import json
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,56 +58,51 @@ def broker(lock: Path) -> Iterator[subprocess.Popen[str]]:
             process.communicate("")
 
 
-def indexd(*args: object) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
+def indexd(*args: object, code: int = 0) -> str:
+    """Standard output of a command of kafka's; of one that is refused, its error line."""
     done = indexd_here("kafka", *args)
-    return done.returncode, done.stdout, done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (code, int(code > 1)), done
+    return done.stdout + done.stderr
 
 
-def rows(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+def rows(*args: object, code: int = 0) -> list[dict[str, Any]]:
+    """What it says for programs."""
+    return [json.loads(line) for line in indexd(*args, "--json", code=code).splitlines()]
 
 
 def test_check_of_what_is_whole(log_directory: Path) -> None:
-    code, out, err = indexd("check", log_directory)
-    assert (code, err) == (0, "")
+    out = indexd("check", log_directory)
     assert out.startswith(f"{log_directory}: 2 partitions, 4 segments, 120 batches, 60 index entries, 11.7 KiB in ")
     assert out.endswith(" s: no findings\n")
-    code, out, err = indexd("check", "--json", log_directory / "one-0")
-    (summary,) = rows(out)
-    assert (code, summary["kind"], summary["findings"], summary["segments"]) == (0, "summary", 0, 2)
+    (summary,) = rows("check", log_directory / "one-0")
+    assert (summary["kind"], summary["findings"], summary["segments"]) == ("summary", 0, 2)
 
 
 def test_check_of_what_is_not(log_directory: Path) -> None:
     (log_directory / "one-0" / name(0, ".index")).write_bytes(bytes(range(80)))
     (log_directory / "two-5" / name(30, ".timeindex")).unlink()
-    code, out, _ = indexd("check", log_directory)
-    assert code == 1
+    out = indexd("check", log_directory, code=1)
     assert f"one-0/{name(0, '.index')} byte 8: entry 1 (offset 134810123, position 202182159): " in out
     assert f"two-5/{name(30, '.timeindex')} byte 0: there is no TimeIndex beside the log" in out
     assert out.endswith("11 findings\n")
-    code, out, _ = indexd("check", "--json", log_directory, "--interval", 400)
-    kinds = [row["kind"] for row in rows(out)]
-    assert (code, kinds.count("finding"), kinds.count("note"), kinds[-1]) == (1, 11, 7, "summary")
-    assert rows(out)[-1]["counts"] == {"position_behind_log": 10, "time_index_missing": 1}
+    found = rows("check", log_directory, "--interval", 400, code=1)
+    assert Counter(row["kind"] for row in found) == {"finding": 11, "note": 7, "summary": 1}
+    assert found[-1]["counts"] == {"position_behind_log": 10, "time_index_missing": 1}
 
 
 def test_rebuild(log_directory: Path, tmp_path: Path) -> None:
-    path = log_directory / "one-0" / name(0, ".index")
+    path, words = log_directory / "one-0" / name(0, ".index"), ("--interval", "300")
     whole = path.read_bytes()
     path.unlink()
-    code, out, _ = indexd("rebuild", log_directory, "--interval", "300", "--out", tmp_path / "out")
-    assert code == 0
+    out = indexd("rebuild", log_directory, *words, "--out", tmp_path / "out")
     assert f"2 partitions, 4 segments, 4 of them written in {tmp_path / 'out'}, " in out
     assert not path.exists()
-    code, out, _ = indexd("rebuild", log_directory, "--interval", "300", "--json")
-    assert [row.get("changed") for row in rows(out)] == [True, False, False, False, 1]
-    assert (code, path.read_bytes()) == (0, whole)
-    assert indexd("check", log_directory)[0] == 0
+    assert [row.get("changed") for row in rows("rebuild", log_directory, *words)] == [True, False, False, False, 1]
+    assert path.read_bytes() == whole
+    indexd("check", log_directory)
     log = path.with_suffix(".log")
     log.write_bytes(log.read_bytes()[:-1])
-    code, out, _ = indexd("rebuild", log_directory / "one-0", "--interval", "300")
-    assert code == 1
+    out = indexd("rebuild", log_directory / "one-0", *words, code=1)
     assert f"{name(0, '.log')} byte 2900: built up to here; the 99 bytes behind" in out
     assert out.endswith(" 1 problem\n")
 
@@ -123,8 +119,7 @@ def test_what_is_asked_wrongly(log_directory: Path) -> None:
         ("rebuild", log_directory, "--interval", "0", "--max-index-size", "16"),
         ("rebuild", log_directory, "--out", log_directory),
     ):
-        code, out, err = indexd(*args)
-        assert (code, out, err.count("\n")) == (2, "", 1), args
+        assert indexd(*args, code=2).count("\n") == 1, args
 
 
 @pytest.mark.parametrize("place", [".", "one-0", "link", "sub/link"])
@@ -133,28 +128,26 @@ def test_a_broker_runs(log_directory: Path, place: str) -> None:
     (log_directory / "link").symlink_to("one-0")
     (log_directory / "sub" / "link").symlink_to(log_directory / "one-0")
     with broker(log_directory / ".lock") as process:
+        said = f"/.lock is locked by process {process.pid}; stop the broker first"
         for command in (("check",), ("rebuild",), ("rebuild", "--out", log_directory / "out")):
-            code, out, err = indexd(*command, log_directory / place)
-            assert (code, out) == (5, "")
-            assert f"/.lock is locked by process {process.pid}; stop the broker first" in err
+            assert said in indexd(*command, log_directory / place, code=5)
     assert not (log_directory / "out").exists()
-    assert indexd("check", log_directory / place)[0] == 0
+    indexd("check", log_directory / place)
+    # No lock file is made.
+    (log_directory / ".lock").unlink()
+    indexd("rebuild", log_directory / place)
+    assert not (log_directory / ".lock").exists()
 
 
 def test_a_broker_that_is_started_while_the_check_runs(log_directory: Path) -> None:
     class StartsOne(Disk):
         def open_read(self, path: Path) -> Any:
             if path.name == name(30, ".log"):
-                running.append(holder.__enter__())
+                brokers.enter_context(broker(log_directory / ".lock"))
             return super().open_read(path)
 
-    running: list[Any] = []
-    holder = broker(log_directory / ".lock")
-    try:
-        with pytest.raises(BusyError):
-            check(log_directory / "one-0", StartsOne())
-    finally:
-        holder.__exit__(None, None, None)
+    with ExitStack() as brokers, pytest.raises(BusyError):
+        check(log_directory / "one-0", StartsOne())
 
 
 def test_a_broker_cannot_start_while_files_are_changed_but_can_while_they_are_read(log_directory: Path) -> None:
@@ -168,13 +161,6 @@ def test_a_broker_cannot_start_while_files_are_changed_but_can_while_they_are_re
     assert may_start()
     refuse_while_locked(Disk(), log_directory)
     assert may_start()
-
-
-def test_no_lock_file_is_made(log_directory: Path) -> None:
-    (log_directory / ".lock").unlink()
-    assert indexd("check", log_directory)[0] == 0
-    assert indexd("rebuild", log_directory)[0] == 0
-    assert not (log_directory / ".lock").exists()
 
 
 @pytest.mark.parametrize("scheme", ["spark", "sc"])
@@ -245,18 +231,15 @@ def called(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120, check=False)
 
 
-def last_line(code: str, *args: str) -> list[object]:
+def last_line(code: str, *args: str) -> Any:
     done = called(code, *args)
     assert done.returncode == 0, done.stderr
-    line: list[object] = json.loads(done.stdout.splitlines()[-1])
-    return line
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_no_module_outside_of_the_pipeline_loads_it() -> None:
     seen, found = last_line(IMPORT_ALL)
-    assert found == {}
-    assert isinstance(seen, int)
-    assert seen > 100
+    assert (seen > 100, found) == (True, {})
 
 
 @pytest.fixture(scope="module")
@@ -269,14 +252,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_command_of_the_daemon_or_a_query_loads_it(store: Path, tmp_path: Path) -> None:
     at = ["--store", str(store), "--data", str(tmp_path / "data"), *SIZES]
-    commands = [
-        ["--recover", *at],
+    for words in (
         ["run", *at, "--http", "127.0.0.1:0"],
         ["rebuild", *at, "--out", str(tmp_path / "out")],
         ["verify", "--deep", *at],
         ["query-key", *at, "-t", "TopicA", "-k", "nobody"],
-    ]
-    for words in commands:
+    ):
         assert last_line(CALL, json.dumps(words)) == [0, []], words
 
 
@@ -293,7 +274,6 @@ main(json.loads(sys.argv[1]))
     "words",
     [
         ["stats"],
-        ["stats", "--report", "OUT.html"],
         ["export", "--to", "OUT"],
         ["rebuild", "--out", "OUT", "--engine", "spark"],
         ["audit", "--engine", "spark"],
@@ -303,7 +283,6 @@ main(json.loads(sys.argv[1]))
 def test_a_command_that_needs_it_says_how_to_install_it(store: Path, tmp_path: Path, words: list[str]) -> None:
     words = [word.replace("OUT", str(tmp_path / "out")) for word in words]
     done = called(CALL_WITHOUT, json.dumps([*words, "--store", str(store), *SIZES]))
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("indexd: the Spark pipeline needs pyspark, pandas, pyarrow, not installed in ")
     assert done.stderr.endswith("; pip install 'rocketmq-indexd[spark]'\n")
-    assert done.stderr.count("\n") == 1

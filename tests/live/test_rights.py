@@ -12,7 +12,7 @@ from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.load import make_private, why_not_trusted
 from indexd.errors import BusyError, DiskError
-from indexd.storage.disk import Disk, DiskFile, OutputDisk
+from indexd.storage.disk import Disk, OutputDisk
 from indexd.storage.lock import DirectoryLock, owner_pid
 from support.daemon import compile_kernels, indexd, indexd_here
 from support.missing import need_root, requires
@@ -69,18 +69,25 @@ def rights(*paths: Path) -> set[int]:
     return {path.stat().st_mode & 0o7777 for path in paths}
 
 
+@pytest.fixture
+def recovery(tmp_path: Path) -> tuple[str, ...]:
+    """The command line that recovers ``data`` from a small store."""
+    compile_kernels()
+    write_log(tmp_path / "store", 500)
+    return ("--recover", "--store", str(tmp_path / "store"), "--data", str(tmp_path / "data"), *SIZES)
+
+
 @AS_ROOT
 @pytest.mark.parametrize("is_dangling", [True, False])
 def test_a_repair_by_root_makes_no_file_through_a_link_in_place_of_the_lock(
     tmp_path: Path, victim: Path, is_dangling: bool
 ) -> None:
     compile_kernels()
-    config: Config = holed_store(tmp_path / "store")
     store = tmp_path / "store"
-    target = victim.with_name("cron.d") if is_dangling else victim
+    config: Config = holed_store(store)
     (store / "lock").unlink()
     give_away(store)
-    plant(store / "lock", target)
+    plant(store / "lock", victim.with_name("cron.d") if is_dangling else victim)
     before, around = sorted(store.rglob("*")), tree(victim.parent)
     code, _, errors = repair(config, "--yes")
     assert (code, errors.count("\n")) == (3, 1), errors
@@ -91,39 +98,33 @@ def test_a_repair_by_root_makes_no_file_through_a_link_in_place_of_the_lock(
 
 @AS_ROOT
 def test_a_recovery_by_root_writes_through_no_planted_link_and_leaves_nothing_of_roots(
-    tmp_path: Path, victim: Path
+    tmp_path: Path, victim: Path, recovery: tuple[str, ...]
 ) -> None:
-    compile_kernels()
-    store, data = tmp_path / "store", tmp_path / "data"
-    words = ("--recover", "--store", store, "--data", data, *SIZES)
-    write_log(store, 500)
-    assert indexd(*words).returncode == 0
+    data = tmp_path / "data"
+    assert indexd(*recovery).returncode == 0
     min((data / "index").iterdir()).unlink()
     give_away(data)
     for name in ("frontier", "checkpoint", "abort", "starts", "state"):
         plant(data / f"{name}.tmp", victim)
-    done = indexd(*words)
-    assert done.returncode == 0, done.stderr
-    assert victim.read_bytes() == PRECIOUS
+    done = indexd(*recovery)
+    assert (done.returncode, victim.read_bytes()) == (0, PRECIOUS), done.stderr
     assert owners(data) == {OTHER}, "the service, which is not root, could not go on"
 
 
 @AS_ROOT
 @pytest.mark.parametrize("name", ["lock", "index", "consumequeue", "sparse", "frontier"])
-def test_a_recovery_by_root_where_a_link_leads_out(tmp_path: Path, victim: Path, name: str) -> None:
-    compile_kernels()
-    store, data = tmp_path / "store", tmp_path / "data"
-    write_log(store, 500)
-    data.mkdir()
-    plant(data / name, victim if name in ("lock", "frontier") else victim.parent)
-    give_away(data)
+def test_a_recovery_by_root_where_a_link_leads_out(
+    tmp_path: Path, victim: Path, recovery: tuple[str, ...], name: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    plant(tmp_path / "data" / name, victim if name in ("lock", "frontier") else victim.parent)
+    give_away(tmp_path / "data")
     around = tree(victim.parent)
-    done = indexd("--recover", "--store", store, "--data", data, *SIZES)
+    done = indexd_here(*recovery)
     if name != "frontier":  # that is replaced, not written to
         assert (done.returncode, "link" in done.stderr) == (70, True), done.stderr
         assert done.stderr.splitlines()[-1].endswith("put what it leads to in its place, or run as its owner")
-    assert tree(victim.parent) == around
-    assert victim.read_bytes() == PRECIOUS
+    assert (tree(victim.parent), victim.read_bytes()) == (around, PRECIOUS)
 
 
 @AS_ROOT
@@ -175,12 +176,11 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 
 @AS_ROOT
 def test_a_file_of_roots_under_a_second_name_is_neither_written_nor_given_away(theirs: Path, victim: Path) -> None:
-    os.link(victim, theirs / "twin")
-    for call in (lambda: Disk().open_write(theirs / "twin"), lambda: Disk().give(theirs / "twin", theirs)):
+    twin = theirs / "twin"
+    os.link(victim, twin)
+    for call in (lambda: Disk().open_write(twin), lambda: Disk().give(twin, theirs), DirectoryLock(twin).acquire):
         with pytest.raises(DiskError, match="under a second name"):
             call()
-    with pytest.raises(DiskError):
-        DirectoryLock(theirs / "twin").acquire()
     assert (victim.read_bytes(), victim.stat().st_uid) == (PRECIOUS, 0)
 
 
@@ -191,9 +191,7 @@ def make_all(data: Path) -> None:
     disk.open_write(data / "index" / "file", create=True).close()
     disk.write_atomically(data / "frontier", b"1")
     OutputDisk().write_atomically(data.with_name("report"), b"1")
-    lock = DirectoryLock(data / "lock")
-    lock.acquire()
-    lock.release()
+    DirectoryLock(data / "lock").acquire()
 
 
 @AS_ROOT
@@ -211,27 +209,17 @@ def test_a_data_directory_has_its_rights_whatever_the_umask(tmp_path: Path, umas
     assert rights(tmp_path / "report") == {0o644 & ~umask}
 
 
-def test_what_a_crash_has_left_goes_with_the_next_writing(tmp_path: Path) -> None:
+def test_what_a_crash_has_left_goes_and_a_writing_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("frontier.tmp", "notes.tmp"):
         (tmp_path / name).write_bytes(b"half")
     Disk().write_atomically(tmp_path / "frontier", b"1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["frontier", "notes.tmp"]
-
-
-def test_a_writing_that_fails_leaves_nothing_and_says_the_same_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(file: DiskFile, *_: object) -> None:
-        raise DiskError("write", file.path, OSError(28, "No space left on device"))
-
-    monkeypatch.setattr(DiskFile, "pwrite", full)
-    lines = set()
-    for _ in range(3):
-        with pytest.raises(DiskError) as caught:
-            Disk().write_atomically(tmp_path / "frontier", b"1")
-        lines.add(caught.value.line())
-    assert len(lines) == 1
-    assert not list(tmp_path.iterdir())
+    with monkeypatch.context() as full:
+        full.setattr("os.pwrite", lambda *_: 0)
+        with pytest.raises(DiskError, match=r"frontier\.tmp"):
+            Disk().write_atomically(tmp_path / "frontier", b"2")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"frontier": b"1", "notes.tmp": b"half"}
 
 
 def test_a_lock_that_is_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
@@ -316,25 +304,20 @@ def test_a_kernels_cache_behind_a_link_is_where_the_link_led(state: Path, tmp_pa
 
 
 @AS_ROOT
-def test_a_group_of_several_may_not_write_what_is_executed(tmp_path: Path) -> None:
-    path = tmp_path / "shared"
-    path.mkdir()
-    os.chown(path, 0, OTHER)
-    path.chmod(0o770)
-    assert why_not_trusted(path) == f"others may write to {path}"
-    os.chown(path, 0, 0)  # root's own group
-    assert why_not_trusted(path) is None
+@pytest.mark.parametrize(("group", "others"), [(OTHER, True), (0, False)])  # root's own group is root alone
+def test_a_group_of_several_may_not_write_what_is_executed(tmp_path: Path, group: int, others: bool) -> None:
+    os.chown(tmp_path, 0, group)
+    tmp_path.chmod(0o770)
+    assert why_not_trusted(tmp_path) == (f"others may write to {tmp_path}" if others else None)
 
 
+@pytest.mark.parametrize("umask", [0o077], indirect=True)
+@pytest.mark.usefixtures("umask")
 def test_an_audit_page_has_the_umasks_rights(tmp_path: Path) -> None:
     config = holed_store(tmp_path / "store")
     sizes = ("--segment-size", config.store.segment_size, "--hash-slot-num", config.index.hash_slot_num)
     words = ("--store", tmp_path / "store", *sizes, "--index-num", config.index.index_num, "--samples", 0)
-    old = os.umask(0o077)
-    try:
-        assert indexd_here("audit", *words, "--report", tmp_path / "page.html").returncode == 1
-    finally:
-        os.umask(old)
+    assert indexd_here("audit", *words, "--report", tmp_path / "page.html").returncode == 1
     assert rights(tmp_path / "page.html") == {0o600}
 
 

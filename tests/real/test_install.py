@@ -14,6 +14,7 @@ from support.missing import need
 
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install"
 ETC = Path("etc/systemd/system")
+CONFIG, DROP_IN = "etc/indexd/indexd.toml", str(ETC / "indexd.service.d/local.conf")
 SYSTEMD = INSTALL.parents[1] / "systemd"
 
 
@@ -30,12 +31,26 @@ def install(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def staged(root: Path, *words: object) -> str:
-    """Install without a program, as a package does that brings its own."""
+    """Install without a program, as a package does that brings its own; what it says."""
     root.mkdir(exist_ok=True)
-    done = install("--root", root, "--no-program", *words)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    return ended(install("--root", root, "--no-program", *words))
+
+
+def removed(root: Path, *words: object) -> str:
+    """Uninstall; what it says."""
+    return ended(install("--root", root, "--uninstall", *words))
+
+
+def ended(done: subprocess.CompletedProcess[str]) -> str:
+    """What it says; nothing may have gone wrong."""
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that says why nothing was done."""
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    return done.stderr
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -43,13 +58,17 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
 UNITS = ("indexd.service", "indexd@.service")
 # systemd-analyze's own scale: 0 is safe, 10 is not; a service without any hardening has 9.6.
 EXPOSURE_MAX = 1.6
 
 
-def test_the_units_are_sound(tmp_path: Path) -> None:
-    root = tmp_path / "root"
+def test_the_units_are_sound(root: Path) -> None:
     staged(root, "--store", "/data/rocketmq/store")
     staged(root, "--store", "/data/other store", "--instance", "a")
     for program in ("opt/indexd/bin/indexd", "bin/kill"):
@@ -88,75 +107,61 @@ def test_both_units_say_the_same_but_for_the_instance() -> None:
     assert {line.partition("=")[0] for line in own} == {"Description", "EnvironmentFile", "ExecStart", "StateDirectory"}
     assert all("%i" in line for line in own)
     assert len(one) == len(many)
+    # They come after the addresses that they may listen on.
+    assert "Wants=network-online.target" in one
+    assert any(line.startswith("After=") and "network-online.target" in line.split("=")[1].split() for line in one)
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_it_comes_after_the_addresses_that_it_may_listen_on(unit: str) -> None:
-    lines = (SYSTEMD / unit).read_text("utf-8").splitlines()
-    assert "Wants=network-online.target" in lines
-    assert any(line.startswith("After=") and "network-online.target" in line.split("=")[1].split() for line in lines)
-
-
-def test_in_again_and_out(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    said = staged(root, "--store", "/data/rocketmq/store")
-    assert "systemctl enable --now indexd" in said
+def test_in_again_and_out(root: Path) -> None:
+    assert "systemctl enable --now indexd" in staged(root, "--store", "/data/rocketmq/store")
     first = files(root)
-    config = root / "etc/indexd/indexd.toml"
-    lines = config.read_text("utf-8").splitlines()
-    assert 'store = "/data/rocketmq/store"' in lines
-    assert 'data = "/var/lib/indexd"' in lines
-    drop_in = (root / ETC / "indexd.service.d/local.conf").read_text("utf-8")
-    assert 'RequiresMountsFor="/data/rocketmq/store"' in drop_in
-    assert 'ReadOnlyPaths="-/data/rocketmq/store"' in drop_in
+    lines = (root / CONFIG).read_text("utf-8").splitlines()
+    assert {'store = "/data/rocketmq/store"', 'data = "/var/lib/indexd"'} <= set(lines)
+    drop_in = (root / DROP_IN).read_text("utf-8").splitlines()
+    assert {'RequiresMountsFor="/data/rocketmq/store"', 'ReadOnlyPaths="-/data/rocketmq/store"'} <= set(drop_in)
     assert "wrote" not in staged(root), "the second time there is nothing to write"
     assert "wrote" not in staged(root, "--store", "/data/rocketmq/store")
     assert files(root) == first
-    done = install("--root", root, "--uninstall")
-    assert done.returncode == 0
-    assert not files(root)
-    assert install("--root", root, "--uninstall").stdout == ""
+    removed(root)
+    assert (files(root), removed(root)) == ({}, "")
 
 
-def test_what_was_edited_stays(tmp_path: Path) -> None:
-    root = tmp_path / "root"
+def test_what_was_edited_stays(root: Path) -> None:
     staged(root, "--store", "/data/rocketmq/store")
-    config, drop_in = root / "etc/indexd/indexd.toml", root / ETC / "indexd.service.d/local.conf"
-    config.write_text('[store]\nstore = "/mine"\n')
-    drop_in.write_text("[Service]\nNice=1\n")
+    mine = {CONFIG: '[store]\nstore = "/mine"\n', DROP_IN: "[Service]\nNice=1\n", "var/lib/indexd/frontier": "durable"}
     unit = root / ETC / "indexd.service"
     unit.write_text("[Service]\nExecStart=/of/an/older/version\n")
-    data = root / "var/lib/indexd"
-    data.mkdir(parents=True)
-    (data / "frontier").write_bytes(b"durable")
-    said = staged(root, "--store", "/mine")
-    assert said.count("which was edited") == 2
+    (root / "var/lib/indexd").mkdir(parents=True)
+    for name, text in mine.items():
+        (root / name).write_text(text)
+    assert staged(root, "--store", "/mine").count("which was edited") == 2
     assert unit.read_bytes() == (SYSTEMD / "indexd.service").read_bytes()
-    assert install("--root", root, "--uninstall").stdout.count("--purge takes") == 3
-    kept = set(files(root))
-    assert kept >= {str(path.relative_to(root)) for path in (config, drop_in, data / "frontier")}
-    assert not any("/systemd/system/indexd" in path for path in kept if path.endswith("service"))
-    assert config.read_text() == '[store]\nstore = "/mine"\n'
-    assert install("--root", root, "--uninstall", "--purge").returncode == 0
+    assert removed(root).count("--purge takes") == 3
+    kept = files(root)
+    assert {name: kept[name].decode() for name in mine} == mine
+    assert str(ETC / "indexd.service") not in kept
+    removed(root, "--purge")
     assert not files(root)
 
 
-def test_another_store_and_another_user(tmp_path: Path) -> None:
-    root = tmp_path / "root"
+def test_another_store_and_another_user(root: Path) -> None:
     staged(root, "--store", "/data/one")
-    staged(root, "--store", "/data/a & b|c", "--user", "rocketmq")
-    assert 'store = "/data/a & b|c"' in (root / "etc/indexd/indexd.toml").read_text("utf-8").splitlines()
-    assert "User=rocketmq\nGroup=\n" in (root / ETC / "indexd.service.d/local.conf").read_text("utf-8")
+    assert "as before" not in staged(root, "--store", "/data/a & b|c", "--user", "rocketmq")
+    assert 'store = "/data/a & b|c"' in (root / CONFIG).read_text("utf-8").splitlines()
+    assert "User=rocketmq\nGroup=\n" in (root / DROP_IN).read_text("utf-8")
+    # The user stays until another is given.
+    assert "rocketmq, as before" in staged(root, "--store", "/data/two")
+    assert {"User=rocketmq", 'RequiresMountsFor="/data/two"'} <= set((root / DROP_IN).read_text("utf-8").splitlines())
+    assert "as before" not in staged(root, "--store", "/data/two", "--user", "indexd")
+    assert "User=" not in (root / DROP_IN).read_text("utf-8")
     staged(root, "--prefix", "/usr/lib/indexd")
     assert "ExecStart=/usr/lib/indexd/bin/indexd run" in (root / ETC / "indexd.service").read_text("utf-8")
 
 
-def test_the_whole_program(tmp_path: Path) -> None:
+def test_the_whole_program(root: Path) -> None:
     """With pip, as an operator does it: what is staged runs, and names no path of the staging."""
-    root = tmp_path / "root"
     root.mkdir()
-    done = install("--root", root)
-    assert done.returncode == 0, done.stderr
+    ended(install("--root", root))
     program = root / "opt/indexd"
     command = program / "bin/indexd"
     assert command.resolve().read_text("utf-8").startswith("#!/opt/indexd/venv/bin/python")
@@ -165,8 +170,7 @@ def test_the_whole_program(tmp_path: Path) -> None:
     )
     assert version.stdout == f"indexd {__version__}\n"
     assert not [path for path in (program / "venv/bin").iterdir() if str(root).encode() in path.read_bytes()]
-    assert not (root / "opt/indexd.new").exists()
-    assert "is up to date" in install("--root", root).stdout
+    assert "is up to date" in ended(install("--root", root))
     (program / ".indexd").write_text("an older one\n")
     # An update that fails leaves the program that is there, and nothing half-made.
     failed = install("--root", root, PIP_INDEX_URL="http://127.0.0.1:9/", PIP_NO_CACHE_DIR="1", PIP_RETRIES="0")
@@ -214,29 +218,14 @@ def test_wrong_uses_are_one_line(tmp_path: Path, words: list[str], line: str) ->
     assert not files(tmp_path)
 
 
-def test_the_user_stays_until_another_is_given(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    drop_in = root / ETC / "indexd.service.d/local.conf"
-    staged(root, "--store", "/data/one", "--user", "rocketmq")
-    assert "rocketmq, as before" in staged(root, "--store", "/data/two")
-    lines = drop_in.read_text("utf-8").splitlines()
-    assert {"User=rocketmq", 'RequiresMountsFor="/data/two"'} <= set(lines)
-    assert "as before" not in staged(root, "--store", "/data/two", "--user", "indexd")
-    assert "User=" not in drop_in.read_text("utf-8")
-    assert "as before" not in staged(root, "--store", "/data/two")
-
-
-@pytest.mark.parametrize("edited", ["etc/indexd/indexd.toml", ETC / "indexd.service.d/local.conf"])
-def test_one_of_two_files_is_not_changed_to_another_store(tmp_path: Path, edited: Path | str) -> None:
-    root = tmp_path / "root"
+@pytest.mark.parametrize("edited", [CONFIG, DROP_IN])
+def test_one_of_two_files_is_not_changed_to_another_store(root: Path, edited: str) -> None:
     staged(root, "--store", "/s1")
     with (root / edited).open("a") as file:
         file.write("# mine\n")
     before = files(root)
     for store in ("/s2", "/s"):
-        done = install("--root", root, "--no-program", "--store", store)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
-        assert f"{root / edited} was edited" in done.stderr
+        assert f"{root / edited} was edited" in refused(install("--root", root, "--no-program", "--store", store))
         assert files(root) == before
     staged(root, "--store", "/s1")
     (root / edited).write_text((root / edited).read_text("utf-8").replace("/s1", "/s2"), "utf-8")
@@ -244,26 +233,19 @@ def test_one_of_two_files_is_not_changed_to_another_store(tmp_path: Path, edited
     assert [path for path, content in files(root).items() if b"/s1" in content and "installed" not in path] == []
 
 
-def test_it_is_taken_away_from_where_it_was_put(tmp_path: Path) -> None:
-    root = tmp_path / "root"
+def test_it_is_taken_away_from_where_it_was_put(root: Path) -> None:
     staged(root, "--store", "/data/one", "--prefix", "/srv/indexd")
     command = root / "usr/local/bin/indexd"
     staged(root)  # an update stays where it is
-    assert str(command.readlink()) == "/srv/indexd/bin/indexd"
-    assert not (root / "opt/indexd").exists()
+    assert (str(command.readlink()), (root / "opt/indexd").exists()) == ("/srv/indexd/bin/indexd", False)
     before = files(root)
     wrong = install("--root", root, "--uninstall", "--prefix", "/opt/indexd")
-    assert (wrong.returncode, wrong.stderr.count("\n"), files(root)) == (2, 1, before)
-    assert "it is installed in /srv/indexd" in wrong.stderr
-    done = install("--root", root, "--uninstall")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "kept" not in done.stdout
-    assert not files(root)
-    assert not command.is_symlink()
+    assert ("it is installed in /srv/indexd" in refused(wrong), files(root)) == (True, before)
+    assert "kept" not in removed(root)
+    assert (files(root), command.is_symlink()) == ({}, False)
 
 
-def test_a_move_to_another_prefix_forgets_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "root"
+def test_a_move_to_another_prefix_forgets_nothing(root: Path) -> None:
     staged(root, "--store", "/data/one")
     said = staged(root, "--prefix", "/srv/indexd")
     assert f"kept     {root}/opt/indexd, where the program was before" in said
@@ -271,23 +253,20 @@ def test_a_move_to_another_prefix_forgets_nothing(tmp_path: Path) -> None:
     assert "which was edited" not in staged(root, "--store", "/data/two")
     shutil.rmtree(root / "srv/indexd")
     # What nothing is known of is not called edited.
-    said = install("--root", root, "--uninstall").stdout
+    said = removed(root)
     assert (said.count("has no copy of how it was installed"), "edited" in said) == (2, False)
 
 
 @pytest.mark.parametrize(
     "link", ["etc", "etc/indexd", "usr/local", "opt", "opt/indexd", ETC / "indexd.service.d", ETC / "x.target.wants"]
 )
-def test_a_link_that_leads_out_of_the_tree_is_refused(tmp_path: Path, link: Path | str) -> None:
-    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
-    elsewhere.mkdir()
+def test_a_link_that_leads_out_of_the_tree_is_refused(tmp_path: Path, root: Path, link: Path | str) -> None:
+    (tmp_path / "elsewhere").mkdir()
     (root / link).parent.mkdir(parents=True)
-    (root / link).symlink_to(elsewhere)
+    (root / link).symlink_to(tmp_path / "elsewhere")
     for words in (["--no-program", "--store", "/s"], ["--uninstall", "--purge"]):
-        done = install("--root", root, *words)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
-        assert f"leads out of --root, to {elsewhere}" in done.stderr
-    assert not [*elsewhere.iterdir(), *files(root)]
+        assert f"leads out of --root, to {tmp_path / 'elsewhere'}" in refused(install("--root", root, *words))
+    assert not [*(tmp_path / "elsewhere").iterdir(), *files(root)]
     (root / link).unlink()
     (root / "inside").mkdir()
     (root / link).symlink_to(Path(*[".."] * (len(Path(link).parts) - 1), "inside"))
@@ -304,15 +283,12 @@ cp "$0" "$3/bin/python"
 
 
 @pytest.mark.parametrize(("home", "is_hidden"), [("/root/.pyenv/bin", 1), ("/home/op/bin", 1), ("/usr/bin", 0)])
-def test_a_python_that_no_service_may_start_is_said_of_a_staged_one(tmp_path: Path, home: str, is_hidden: int) -> None:
-    root, python = tmp_path / "root", tmp_path / "python"
+def test_a_python_that_no_service_may_start_is_said_of_a_staged_one(root: Path, home: str, is_hidden: int) -> None:
     root.mkdir()
+    python = root.with_name("python")
     python.write_text(_PYTHON, "utf-8")
     python.chmod(0o755)
-    done = install("--root", root, PYTHON=str(python))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "Python 3.11 or newer is needed" in done.stderr
+    assert "Python 3.11 or newer is needed" in refused(install("--root", root, PYTHON=str(python)))
     for _ in range(2):  # also when the program is up to date
-        done = install("--root", root, PYTHON=str(python), PYTHON_HOME=home)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.count("careful  indexd cannot run /opt/indexd/bin/indexd: set PYTHON") == is_hidden
+        said = ended(install("--root", root, PYTHON=str(python), PYTHON_HOME=home))
+        assert said.count("careful  indexd cannot run /opt/indexd/bin/indexd: set PYTHON") == is_hidden

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -178,10 +179,6 @@ class OwnSystemd:
             time.sleep(0.05)
         return found
 
-    def signal(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal to a process by the number that it has inside."""
-        self.run("kill", f"-{number.name.removeprefix('SIG')}", pid)
-
     def _ask(self, *words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self._inside, *map(str, words)],
@@ -235,16 +232,11 @@ def install(machine: OwnSystemd, instance: str = "", env: Mapping[str, str] | No
         for flag, value in zip(SIZES[::2], SIZES[1::2], strict=True)
     }
     environment = {**QUICK, **sizes, "NUMBA_CACHE_DIR": str(_CACHE), **(env or {})}
-    set_environment(machine, environment, instance)
+    path = f"/etc/default/indexd-{instance}" if instance else "/etc/default/indexd"
+    write(machine, path, "".join(f"{name}={value}\n" for name, value in environment.items()))
     unit = f"indexd@{instance}" if instance else "indexd"
     write(machine, f"/etc/systemd/system/{unit}.service.d/test.conf", _DROP_IN)
     machine.run("systemctl", "daemon-reload")
-
-
-def set_environment(machine: OwnSystemd, environment: Mapping[str, str], instance: str = "") -> None:
-    """The whole of /etc/default/indexd."""
-    path = f"/etc/default/indexd-{instance}" if instance else "/etc/default/indexd"
-    write(machine, path, "".join(f"{name}={value}\n" for name, value in environment.items()))
 
 
 def write(machine: OwnSystemd, path: str, text: str) -> None:
@@ -284,9 +276,8 @@ def test_it_starts_tells_reloads_and_stops(machine: OwnSystemd) -> None:
     machine.run("systemctl", "start", "indexd")
     shown = machine.show("indexd")
     assert (shown["ActiveState"], shown["SubState"], shown["User"]) == ("active", "running", "indexd")
+    assert (shown["WatchdogUSec"], shown["WatchdogTimestampMonotonic"] != "0") == ("2min", True)
     assert "behind" in shown["StatusText"]
-    assert shown["WatchdogUSec"] == "2min"
-    assert shown["WatchdogTimestampMonotonic"] != "0"
     machine.wait_for(lambda: state(machine).get("caughtUp") or None, "catching up")
     # The log goes on where journald is started again meanwhile.
     machine.run("systemctl", "restart", "systemd-journald")
@@ -297,23 +288,19 @@ def test_it_starts_tells_reloads_and_stops(machine: OwnSystemd) -> None:
     machine.run("systemctl", "stop", "indexd")
     shown = machine.show("indexd")
     assert (shown["ActiveState"], shown["Result"], shown["ExecMainStatus"]) == ("inactive", "success", "0")
-    names = machine.run("ls", DATA).stdout.split()
-    assert "abort" not in names
-    assert {"index", "frontier", "checkpoint"} <= set(names)
+    names = set(machine.run("ls", DATA).stdout.split())
+    assert names & {"abort", "index", "frontier", "checkpoint"} == {"index", "frontier", "checkpoint"}
 
 
 def test_the_journal_has_priorities(machine: OwnSystemd) -> None:
     machine.run("systemctl", "start", "indexd")
-    (running,) = machine.journal("_SYSTEMD_UNIT=indexd.service", "EVENT=running")
-    assert running["PRIORITY"] == "6"
-    assert running["SYSLOG_IDENTIFIER"] == "indexd"
-    assert running["MESSAGE"].startswith("running phy_offset=")
+    (running,) = machine.journal("_SYSTEMD_UNIT=indexd.service", "EVENT=running phy_offset=")
+    assert (running["PRIORITY"], running["SYSLOG_IDENTIFIER"]) == ("6", "indexd")
     assert not machine.journal("_SYSTEMD_UNIT=indexd.service", "PRIORITY=3"), machine.log()
     (machine.shared / "store").rename(machine.shared / "away")
     degraded = machine.wait_for(lambda: machine.journal("EVENT=degraded") or None, "degraded")
     assert {row["PRIORITY"] for row in degraded} == {"3"}
-    assert degraded[0]["MESSAGE"].startswith(("degraded stage=read", "degraded stage=build"))
-    assert "commitlog" in degraded[0]["MESSAGE"]
+    assert re.match(r"degraded stage=(read|build) .*commitlog", degraded[0]["MESSAGE"])
     assert machine.run("journalctl", "--no-pager", "-u", "indexd", "-p", "err").stdout.count("degraded")
 
 
@@ -325,7 +312,7 @@ def test_a_process_that_hangs_is_ended_and_started_again(machine: OwnSystemd) ->
     fed = "WatchdogTimestampMonotonic"
     machine.wait_for(lambda: int(machine.show("indexd")[fed]) > begun + 4_000_000 or None, "twice the watchdog's time")
     assert main_pid(machine) == pid, "a healthy one was ended"
-    machine.signal(pid, signal.SIGSTOP)
+    machine.run("kill", "-STOP", pid)
     machine.wait_for(lambda: machine.show("indexd")["NRestarts"] != "0" or None, "a restart")
     machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "the next process")
     assert main_pid(machine) != pid
@@ -345,8 +332,7 @@ def test_what_another_start_would_not_mend_is_not_started_again(machine: OwnSyst
     assert (shown["ActiveState"], shown["ExecMainStatus"], shown["NRestarts"]) == ("failed", str(status), "0")
     # The reason is one line, and an error for the journal.
     (said,) = machine.journal("_SYSTEMD_UNIT=indexd.service", "PRIORITY=3", "_TRANSPORT=stdout")
-    assert said["MESSAGE"].startswith("indexd: ")
-    assert line in said["MESSAGE"]
+    assert re.match(f"indexd: .*{line}", said["MESSAGE"])
 
 
 def test_a_directory_that_somebody_holds_is_tried_again(machine: OwnSystemd) -> None:
@@ -361,7 +347,8 @@ def test_a_directory_that_somebody_holds_is_tried_again(machine: OwnSystemd) -> 
     machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "its turn")
 
 
-def test_it_can_write_nothing_but_its_data_and_sees_the_broker(machine: OwnSystemd) -> None:
+def test_it_can_write_nothing_but_its_data_and_sees_the_broker_and_serves(machine: OwnSystemd) -> None:
+    install(machine, env={"INDEXD_HTTP": "127.0.0.1:9577"})
     (machine.shared / "store/lock").write_bytes(b"lock")
     machine.run("systemd-run", "--unit=broker", sys.executable, "-c", _BROKER, STORE / "lock")
     broker = int(machine.show("broker")["MainPID"])
@@ -374,11 +361,13 @@ def test_it_can_write_nothing_but_its_data_and_sees_the_broker(machine: OwnSyste
     assert machine.run("ps", "-o", "ni=,user=", "-p", pid).stdout.split() == ["5", "indexd"]
     inside = ("nsenter", "-t", pid, "-m", "-r")
     for path in (STORE / "abort", STORE / "commitlog/x", "/etc/x", "/opt/indexd/x", "/usr/x", "/root/x", "/home/x"):
-        refused = machine.run(*inside, "touch", path, ok=False)
-        assert "Read-only file system" in refused.stderr, (path, refused)
+        assert "Read-only file system" in machine.run(*inside, "touch", path, ok=False).stderr, path
     machine.run(*inside, "touch", f"{DATA}/x")
     found = machine.wait_for(lambda: state(machine)["broker"] or None, "a look at the broker")
     assert (found["alive"], found["pid"]) == (True, broker)
+    ask = "import sys, urllib.request as u; [u.urlopen(f'http://127.0.0.1:9577/{path}') for path in sys.argv[1:]]"
+    words = (sys.executable, "-c", ask, "livez", "readyz", "metrics", "api/v1/status")
+    machine.wait_for(lambda: machine.run(*words, ok=False).returncode == 0 or None, "all that it serves")
 
 
 def test_instances_have_their_own_data(machine: OwnSystemd) -> None:
@@ -386,19 +375,6 @@ def test_instances_have_their_own_data(machine: OwnSystemd) -> None:
     machine.run("systemctl", "start", "indexd", "indexd@a")
     machine.wait_for(lambda: state(machine, f"{DATA}/a").get("caughtUp") or None, "the instance")
     assert state(machine)["pid"] != state(machine, f"{DATA}/a")["pid"]
-
-
-def test_it_serves_from_its_sandbox(machine: OwnSystemd) -> None:
-    install(machine, env={"INDEXD_HTTP": "127.0.0.1:9577"})
-    machine.run("systemctl", "start", "indexd")
-    for path in ("livez", "readyz", "metrics", "api/v1/status"):
-        words = (
-            sys.executable,
-            "-c",
-            f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9577/{path}').status)",
-        )
-        done = machine.wait_for(lambda words=words: _ended(machine.run(*words, ok=False)), path)
-        assert done == "200\n"
 
 
 def test_an_address_that_comes_late_is_waited_for_and_indexing_goes_on(machine: OwnSystemd) -> None:
@@ -428,10 +404,6 @@ def test_all_of_it_goes_again_and_data_only_when_told(machine: OwnSystemd) -> No
     assert found == ""
     assert machine.run("id", "indexd", ok=False).returncode != 0
     assert machine.run(INSTALL, "--uninstall").returncode == 0
-
-
-def _ended(done: subprocess.CompletedProcess[str]) -> str | None:
-    return done.stdout if done.returncode == 0 else None
 
 
 WATCHDOG = 2.0
@@ -475,11 +447,6 @@ def test_recovery_asks_for_time_and_says_how_far_it_is(tmp_path: Path, manager: 
     with daemon(tmp_path, manager) as again:
         again.wait_for(manager.seen("READY"), "READY")
         assert again.events("recovered")
-    before = []
-    for _, fields in manager.messages:
-        if "READY" in fields:
-            break
-        before.append(fields)
+    before = list(takewhile(lambda fields: "READY" not in fields, (fields for _, fields in manager.messages)))
     extended = [int(fields["EXTEND_TIMEOUT_USEC"]) for fields in before if "EXTEND_TIMEOUT_USEC" in fields]
-    assert extended, manager.messages
-    assert max(extended) >= 60_000_000
+    assert max(extended, default=0) >= 60_000_000, manager.messages

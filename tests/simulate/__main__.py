@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from indexd.cli.output import typed
 from indexd.config.compiled import prepare_compiler
-from support.arguments import more_than_zero
 
 #: What is said of every tally, though it is 0.
 _ALWAYS = (
@@ -65,10 +65,10 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     much = parser.add_mutually_exclusive_group()
-    much.add_argument("--seconds", type=more_than_zero(float), default=60.0, help="run for so long (60)")
-    much.add_argument("--seeds", type=more_than_zero(int), help="run so many seeds")
+    much.add_argument("--seconds", type=typed(float, 0.001, 1e9), default=60.0, help="run for so long (60)")
+    much.add_argument("--seeds", type=typed(int, 1), help="run so many seeds")
     much.add_argument("--seed", type=int, help="replay one and say all that happens in it; of mutants the first")
-    parser.add_argument("--mutants", type=more_than_zero(int), metavar="N", help="damage N logs and data directories")
+    parser.add_argument("--mutants", type=typed(int, 1), metavar="N", help="damage N logs and data directories")
     parser.add_argument("--faults", default="", help="a fault map for each run, beside the random ones (sim_disk.py)")
     parser.add_argument("--rewrites", action="store_true", help="the broker also loses and rewrites the end of its log")
     return parser.parse_args()

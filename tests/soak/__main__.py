@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from indexd.cli.output import typed
 from indexd.errors import IndexdError
 from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX
 from soak import writer as log_writer
 from soak.world import HASH_SLOT_NUM, INDEX_NUM, SIZES, SoakError, Stop, Tally, World
-from support.arguments import more_than_zero
 from support.daemon import assert_same_index, compile_kernels, index_files, indexd, rebuild
 from support.naive import (
     BLANK,
@@ -250,13 +250,13 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--seconds", type=more_than_zero(float), default=60.0, metavar="N",
+    parser.add_argument("--seconds", type=typed(float, 0.001, 1e9), default=60.0, metavar="N",
                         help="no round begins after so long (default: 60)")  # fmt: skip
     parser.add_argument(
-        "--rounds", type=more_than_zero(int), metavar="N", help="so many rounds at most; two try every fault once"
+        "--rounds", type=typed(int, 1), metavar="N", help="so many rounds at most; two try every fault once"
     )
     parser.add_argument("--seed", type=int, help="repeat the choices of a run, as far as timing allows")
-    parser.add_argument("--queries", type=more_than_zero(int), default=5000, metavar="N",
+    parser.add_argument("--queries", type=typed(int, 1), default=5000, metavar="N",
                         help="ask for so many keys after each round (default: 5000); the entries in the files are"
                         " compared all")  # fmt: skip
     parser.add_argument("--work", type=Path, metavar="DIR", help="where to make a directory for it (default: build/)")

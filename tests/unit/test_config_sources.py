@@ -16,9 +16,9 @@ from indexd.cli.output import common_options
 from indexd.config import (
     KEYS,
     SECTIONS,
+    BrokerFacts,
     Config,
     IndexConfig,
-    MqttConfig,
     NodeConfig,
     env_name,
     flag_name,
@@ -36,27 +36,19 @@ def test_each_source_gives_way_to_the_stronger_one(tmp_path):
     broker = write(tmp_path / "broker.conf", "storePathRootDir=/b\nmaxIndexNum = 11\nmaxHashSlotNum=12\n")
     toml = write(tmp_path / "i.toml", f'[index]\nindex_num = 21\nflavour = "4.7"\n[store]\nbroker_conf = "{broker}"\n')
     environ = HOME | {"INDEXD_INDEX_NUM": "31", "INDEXD_QUEUE_ROWS": "5_000", "INDEXD_CONFIG": "/nowhere"}
-
     made = load({"index_num": "41", "queue_rows": None}, toml, environ)
     assert made.index == IndexConfig(flavour="4.7", hash_slot_num=12, index_num=41)
-    assert made.queue.queue_rows == 5000
-    assert made.store.store == Path("/b")
-    assert load({}, toml, environ).index.index_num == 31
-    assert load({}, toml, HOME).index.index_num == 21
-    assert load({"broker_conf": str(broker)}, None, HOME).index.index_num == 11
-    assert load({}, None, HOME).index.index_num == 20_000_000
-
-
-def test_every_value_knows_where_it_came_from(tmp_path):
-    broker = write(tmp_path / "broker.conf", "# mine\nmaxHashSlotNum=12\n")
-    toml = write(tmp_path / "i.toml", f"""[store]\nbroker_conf = '{broker}'\n\n[query]\n"query_max_num"=9\n""")
-    made = load({"flavour": "4.0"}, toml, HOME | {"INDEXD_LOG_LEVEL": "debug"})
-    assert list(made.provenance) == list(KEYS)
-    assert made.provenance["flavour"] == "--flavour"
-    assert made.provenance["log_level"] == "environment INDEXD_LOG_LEVEL"
-    assert made.provenance["query_max_num"] == str(toml)
-    assert made.provenance["hash_slot_num"] == f"{broker} line 2, maxHashSlotNum"
-    assert made.provenance["segment_size"] == made.provenance["data"] == DEFAULT
+    assert (made.queue.queue_rows, made.store.store) == (5000, Path("/b"))
+    for (flags, file, names), index_num, source in (
+        (({"index_num": "41"}, toml, environ), 41, "--index-num"),
+        (({}, toml, environ), 31, "environment INDEXD_INDEX_NUM"),
+        (({}, toml, HOME), 21, str(toml)),
+        (({"broker_conf": str(broker)}, None, HOME), 11, f"{broker} line 2, maxIndexNum"),
+        (({}, None, HOME), 20_000_000, DEFAULT),
+    ):
+        made = load(flags, file, names)
+        assert (made.index.index_num, made.provenance["index_num"]) == (index_num, source)
+        assert (list(made.provenance), made.provenance["data"]) == (list(KEYS), DEFAULT)
 
 
 def test_a_stronger_source_stands_in_for_a_broken_value(tmp_path):
@@ -79,13 +71,12 @@ def test_config_file_from_the_environment_and_from_etc(tmp_path, monkeypatch):
 
 
 def test_data_directory_follows_systemd_then_xdg_then_home():
-    everything = HOME | {"XDG_STATE_HOME": "/x", "STATE_DIRECTORY": "/var/lib/indexd:/var/lib/other"}
     for environ, expected in (
-        (everything, "/var/lib/indexd"),
-        (HOME | {"XDG_STATE_HOME": "/x"}, "/x/indexd"),
-        (HOME | {"XDG_STATE_HOME": "relative"}, "/home/op/.local/state/indexd"),
+        ({"XDG_STATE_HOME": "/x", "STATE_DIRECTORY": "/var/lib/indexd:/var/lib/other"}, "/var/lib/indexd"),
+        ({"XDG_STATE_HOME": "/x"}, "/x/indexd"),
+        ({"XDG_STATE_HOME": "relative"}, "/home/op/.local/state/indexd"),
     ):
-        assert str(load({}, None, environ).store.data) == expected
+        assert str(load({}, None, HOME | environ).store.data) == expected
     assert state_directory({}).is_absolute()
 
 
@@ -99,35 +90,24 @@ def test_no_home_at_all_is_a_usage_error(monkeypatch):
     assert load({"data": "/d"}, None, {}).store.data == Path("/d")
 
 
-def test_the_shipped_file_changes_nothing():
-    made, bare = load({}, SHIPPED, HOME), load({}, None, HOME)
-    assert made == bare
-    assert set(tomllib.loads(SHIPPED.read_text())) == set(SECTIONS)
-
-
-def test_the_shipped_file_documents_every_key_with_its_default():
-    section, comment, found = "", [], []
-    for line in SHIPPED.read_text().splitlines():
-        if header := re.fullmatch(r"\[(\w+)\]", line):
-            section = header[1]
-        elif entry := re.fullmatch(r"# (\w+) = (.*)", line):
-            key, value = entry[1], tomllib.loads(line[2:])[entry[1]]
+def test_the_shipped_file_changes_nothing_and_documents_every_key_with_its_default():
+    default, text, found = load({}, None, HOME), SHIPPED.read_text("utf-8"), []
+    assert load({}, SHIPPED, HOME) == default
+    assert set(tomllib.loads(text)) == set(SECTIONS)
+    for section, body in re.findall(r"(?ms)^\[(\w+)\]\n(.*?)(?=^\[|\Z)", text):
+        for paragraph in body.strip().split("\n\n"):
+            comment, _, setting = paragraph.rpartition("\n")
+            ((key, value),) = tomllib.loads(setting.removeprefix("# ")).items()
             found.append(key)
-            text = "\n".join(comment)
-            assert KEYS[key].section == section
-            for part in ("# Unit: ", " Default: ", "# Why: "):
-                assert part in text, f"{key}: no {part.strip('# ')}"
-            if KEYS[key].bounds:
-                assert KEYS[key].bounds in text, key
-            if "|" in KEYS[key].type:
-                assert all(word in text for word in KEYS[key].type.split("|")), key
-            default = load({}, None, HOME)
+            info, known = KEYS[key], getattr(getattr(default, section), key)
+            home = {"data": "/d"} if section == "store" else {}
+            words = info.type.split("|") if "|" in info.type else []
+            parts = ["# Unit: ", " Default: ", "# Why: ", info.bounds, *words]
+            assert (info.section, [part for part in parts if part not in comment]) == (section, []), key
             # Without a default that could be written down: what is not set, and the directory of whoever runs it.
-            if key != "data" and getattr(getattr(default, section), key) is not None:
-                model = type(getattr(default, section))
-                made = model.model_validate({key: value, **({"data": "/d"} if section == "store" else {})})
-                assert getattr(made, key) == getattr(getattr(default, section), key), key
-        comment = [*comment, line] if line.startswith("#") else []
+            if key != "data" and known is not None:
+                made = type(getattr(default, section)).model_validate(home | {key: value})
+                assert getattr(made, key) == known, key
     assert found == list(KEYS)
 
 
@@ -155,7 +135,7 @@ def toml_value(value: object) -> str:
         return '"' + "".join(f"\\U{ord(c):08x}" for c in plain) + '"'
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value)
+    return hex(value) if isinstance(value, int) and value >= 0 else repr(value)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -166,14 +146,8 @@ def toml_value(value: object) -> str:
 @example({"flavour": 4.0, "broker_conf": "/dev/null"}, {})
 @example({"index_num": 2**40000}, {})
 def test_no_value_leads_to_anything_but_our_errors(tmp_path, values, environ):
-    lines = []
-    for section in SECTIONS:
-        lines.append(f"[{section}]")
-        for key, value in values.items():
-            if KEYS[key].section == section:
-                number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-                lines.append(f"{key} = {hex(value) if number else toml_value(value)}")
-    file = write(tmp_path / "any.toml", "\n".join(lines))
+    lines = [f"{KEYS[key].section}.{key} = {toml_value(value)}\n" for key, value in values.items()]
+    file = write(tmp_path / "any.toml", "".join(lines))
     made = load_or_refuse({}, file, HOME | {env_name(key): value for key, value in environ.items()})
     assert made is None or set(made.provenance) == set(KEYS)
 
@@ -226,8 +200,7 @@ def test_properties_know_their_lines_and_refuse_what_java_refuses():
 
 
 def broker_conf(tmp_path, text, **flags):
-    file = write(tmp_path / "broker.conf", text)
-    return load({"broker_conf": str(file), **flags}, None, HOME)
+    return load({"broker_conf": str(write(tmp_path / "broker.conf", text)), **flags}, None, HOME)
 
 
 def test_broker_conf_gives_every_shared_key(tmp_path):
@@ -251,19 +224,19 @@ def test_broker_conf_gives_every_shared_key(tmp_path):
         storePathIndex=${user.home}/x
     """
     made = broker_conf(tmp_path, text)
-    assert made.store.store == Path("/data/store")
-    assert made.store.commit_log_paths == (Path("/d1/commitlog"), Path("/d2/commitlog"))
-    assert made.store.commit_log_directories[-1] == Path("/d3/commitlog")
+    logs = ("/d1/commitlog", "/d2/commitlog", "/d3/commitlog")
+    assert (made.store.store, made.store.commit_log_directories) == (Path("/data/store"), tuple(map(Path, logs)))
     assert (made.store.segment_size, made.store.consume_queue_file_size) == (65536, 40)
     assert (made.index.hash_slot_num, made.index.index_num) == (100, 400)
     assert made.store.delay_levels_ms == (1000, 120_000, 10_800_000, 345_600_000)
     assert (made.query.max_msgs_num_batch, made.query.default_query_max_num) == (65, 33)
     assert made.reader.max_message_size == 65535
-    facts = made.broker
-    assert (facts.message_index_enable, facts.index_file_write_enable) == (False, False)
-    assert facts.store_type == "defaultRocksDB"
-    assert facts.enable_dledger_commit_log
-    assert not facts.message_index_safe
+    assert made.broker == BrokerFacts(
+        messageIndexEnable="false",
+        indexFileWriteEnable="false",
+        storeType="defaultRocksDB",
+        enableDLegerCommitLog="true",
+    )
 
 
 @pytest.mark.parametrize(
@@ -299,25 +272,26 @@ def test_the_old_spelling_counts_where_the_broker_reads_it(tmp_path):
     assert broker_conf(tmp_path, old + "mappedFileSizeCommitLog=4096", flavour="3.x").store.segment_size == 4096
 
 
-def test_offload_wants_proof_that_the_broker_does_not_index(tmp_path):
-    error = refused({"run_mode": "offload"}, error=UnsafeStoreError)
-    assert error.exit_code == 3
-    assert "--broker-conf" in error.hint
-    for text, flavour, key in (
+@pytest.mark.parametrize(
+    ("text", "flavour", "key"),
+    [
         ("", "5.4", "indexFileWriteEnable"),
         ("messageIndexEnable=true\nindexFileWriteEnable=true", "5.4", "indexFileWriteEnable"),
         ("indexFileWriteEnable=false", "4.7", "messageIndexEnable"),
-    ):
-        file = write(tmp_path / "broker.conf", text)
-        error = refused({"run_mode": "offload", "broker_conf": str(file), "flavour": flavour}, error=UnsafeStoreError)
-        assert f"{key} is true in {file}" in str(error)
-        assert f"set {key}=false" in error.hint
-    for text, flavour in (
-        ("messageIndexEnable=false", "5.4"),
-        ("indexFileWriteEnable=false", "5.4"),
-        ("messageIndexEnable=false", "4.0"),
-    ):
-        assert broker_conf(tmp_path, text, run_mode="offload", flavour=flavour).store.run_mode == "offload"
+        ("messageIndexEnable=false", "5.4", None),
+        ("indexFileWriteEnable=false", "5.4", None),
+        ("messageIndexEnable=false", "4.0", None),
+    ],
+)
+def test_offload_wants_proof_that_the_broker_does_not_index(tmp_path, text, flavour, key):
+    file = write(tmp_path / "broker.conf", text)
+    flags = {"run_mode": "offload", "broker_conf": str(file), "flavour": flavour}
+    if key is None:
+        assert load(flags, None, HOME).store.run_mode == "offload"
+    else:
+        line = refused(flags, error=UnsafeStoreError).line()
+        assert f"{key} is true in {file}; set {key}=false" in line
+    assert "--broker-conf" in refused({"run_mode": "offload"}, error=UnsafeStoreError).hint
 
 
 @pytest.mark.parametrize(
@@ -385,16 +359,14 @@ def test_unknown_names_get_the_nearest_one():
 def test_the_broker_names_cluster_and_node_where_nothing_else_does(tmp_path: Path) -> None:
     broker = write(tmp_path / "b.conf", "brokerClusterName = shop \nbrokerName=broker-a\nbrokerId=0\n")
     flags: dict[str, str | list[str] | None] = {"broker_conf": str(broker)}
-    made = load(flags, None, HOME)
-    assert made.node == NodeConfig(cluster="shop", node_id="broker-a")
-    assert made.provenance["cluster"] == f"{broker} line 1, brokerClusterName"
-    assert made.provenance["node_id"] == f"{broker} line 2, brokerName"
-    made = load(flags | {"cluster": "mine"}, None, HOME | {"INDEXD_NODE_ID": "b"})
-    assert made.node == NodeConfig(cluster="mine", node_id="b")
-    assert load({}, None, HOME).node == NodeConfig()
+    for more, environ, expected in (
+        (flags, {}, NodeConfig(cluster="shop", node_id="broker-a")),
+        (flags | {"cluster": "mine"}, {"INDEXD_NODE_ID": "b"}, NodeConfig(cluster="mine", node_id="b")),
+        ({}, {}, NodeConfig()),
+    ):
+        assert load(more, None, HOME | environ).node == expected
     write(broker, "brokerName=\n")
     assert f'node_id = "" (from {broker} line 1, brokerName) is not' in str(refused({"broker_conf": str(broker)}))
-    assert load(flags | {"node_id": "a"}, None, HOME).node.node_id == "a"
 
 
 SERVING = ("node", "http", "remoting", "mqtt", "limits")
@@ -408,19 +380,12 @@ def test_the_examples_of_the_shipped_file_hold_together(tmp_path: Path) -> None:
     for key in ("mqtt_tls", "upstream_tls"):  # the examples of authorities need them
         text = text.replace(f"{key} = false", f"{key} = true")
     made = load({}, write(tmp_path / "i.toml", text), HOME)
-    for key, info in KEYS.items():
-        assert (made.provenance[key] != "default") == (info.section in SERVING), key
-    assert made.mqtt == MqttConfig(
-        mqtt_host="mqtt.example.org",
-        mqtt_tls=True,
-        mqtt_ca_file="/etc/indexd/mqtt-ca.crt",
-        mqtt_username="indexd",
-        mqtt_password_file="/etc/indexd/mqtt-password",
-    )
+    found = {key for key, source in made.provenance.items() if source != "default"}
+    assert found == {key for key, info in KEYS.items() if info.section in SERVING}
+    assert made.mqtt.mqtt_password_file == Path("/etc/indexd/mqtt-password")
 
 
 def test_every_key_is_a_flag_of_every_command() -> None:
-    keys = [key for key, info in KEYS.items() if info.section in SERVING]
-    args = common_options().parse_args([word for key in keys for word in (flag_name(key), f"<{key}>")])
-    assert vars(args) == {key: f"<{key}>" for key in keys}
+    args = common_options().parse_args([word for key in KEYS for word in (flag_name(key), f"<{key}>")])
+    assert vars(args) == {key: [f"<{key}>"] if info.repeats else f"<{key}>" for key, info in KEYS.items()}
     assert "--http HOST:PORT|off" in common_options().format_help()

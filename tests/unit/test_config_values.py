@@ -54,6 +54,10 @@ def test_the_line_names_key_value_source_and_what_is_allowed(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
+        ("[http]\nhttp = 9577", "is not HOST:PORT"),
+        ("[http]\nhttp = false", "is not HOST:PORT"),
+        ('[http]\nhttp_cors_origins = ["https://a", 1]', "is not a list of origins"),
+        ("[http]\nhttp_body_max = true", "is not a size"),
         ("hash_slot_num = true", "hash_slot_num = true (from"),
         ("hash_slot_num = 5.0", "is not a whole number"),
         ("hash_slot_num = 0x" + "f" * 9000, "(a int too long to print)"),
@@ -71,21 +75,14 @@ def test_toml_of_another_type_is_refused(tmp_path, line, expected):
 def test_toml_values_in_their_own_types(tmp_path):
     text = '[index]\nflavour = 4.7\n[reader]\nverify_crc = true\nsettle_ms = "0.1s"\n[queue]\ndrain_interval = 1\n'
     text += '[store]\ncommit_log_paths = ["/a", "/b"]\nread_only_commit_log_paths = "/c, /d"\n'
+    text += '[http]\nhttp = "[::1]:0"\nhttp_cors_origins = ["https://a"]\n[limits]\ndisk_used_max = 1\nmemory_max = 5\n'
     made = load({}, write(tmp_path / "i.toml", "\ufeff" + text.replace("\n", "\r\n")), HOME)
-    assert made.index.flavour == "4.7"
-    assert made.reader.verify_crc is True
-    assert made.reader.settle_ms == 100
+    reader = made.reader
+    assert (made.index.flavour, reader.verify_crc, reader.settle_ms) == ("4.7", True, 100)
     assert made.queue.drain_interval == 1.0
     assert made.store.commit_log_directories == (Path("/a"), Path("/b"), Path("/c"), Path("/d"))
-
-
-def test_keys_that_contradict_each_other_are_all_named():
-    error = refused({"poll_min_ms": "100"})
-    assert str(error) == (
-        'poll_min_ms = "100" (from --poll-min-ms) and poll_max_ms = 50 (default): '
-        "poll_min_ms must not be more than poll_max_ms"
-    )
-    assert "settle_ms must not be more than corrupt_after_ms" in str(refused({"corrupt_after_ms": "10"}))
+    assert made.http == HttpConfig(http="[::1]:0", http_cors_origins=["https://a"])
+    assert made.limits == LimitsConfig(disk_used_max=1.0, memory_max=5)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +111,15 @@ def test_units(parse, value, expected):
     assert type(parse(value)) is type(expected)
 
 
-@pytest.mark.parametrize("parse", [parse_size, parse_millis, parse_seconds, parse_count, parse_path])
-@pytest.mark.parametrize(
-    "value", [None, b"1", [], {}, 1j, float("nan"), float("inf"), "", "\0", "1\0", "٣", "1e9", "--1"]
-)
-def test_units_refuse_with_a_text_and_nothing_else(parse, value):
-    if parse is parse_path and value in ("٣", "1e9", "--1"):
-        return
-    with pytest.raises(ValueError, match=r"^is "):
-        parse(value)
+NUMBERS = [parse_size, parse_millis, parse_seconds, parse_count, parse_ratio]
+NO_NUMBERS = ["1\0", "٣", "1e9", "--1", 2**99, "%", "x%"]
+
+
+@pytest.mark.parametrize("parse", [*NUMBERS, parse_path])
+def test_units_refuse_with_a_text_and_nothing_else(parse):
+    for value in (None, True, b"1", [], {}, 1j, float("nan"), float("inf"), "", "\0", *NO_NUMBERS * (parse in NUMBERS)):
+        with pytest.raises(ValueError, match=r"^is "):
+            parse(value)
 
 
 @given(st.integers(min_value=0, max_value=2**62))
@@ -135,24 +132,20 @@ def test_shown_text_is_one_printable_line(text):
     assert shown(text).isprintable()
 
 
-def test_delay_levels():
-    assert StoreConfig(data="/d").delay_levels_ms[:3] == (1000, 5000, 10_000)
-    assert len(StoreConfig(data="/d").delay_levels_ms) == 18
-    assert StoreConfig(data="/d", message_delay_level="0s 1d").delay_levels_ms == (0, 86_400_000)
-
-
 def test_models_are_frozen_closed_and_complete():
     made = Config()
-    with pytest.raises(ValidationError):
-        made.index.index_num = 3
-    with pytest.raises(ValidationError):
-        ReaderConfig(settle=1)
-    with pytest.raises(ValidationError):
-        ReaderConfig(poll_min_ms=60, poll_max_ms=50)
+    for wrong in (
+        lambda: setattr(made.index, "index_num", 3),
+        lambda: ReaderConfig(settle=1),
+        lambda: ReaderConfig(poll_min_ms=60, poll_max_ms=50),
+    ):
+        with pytest.raises(ValidationError):
+            wrong()
     assert (made.provenance, made.http.http, made.node.broker_address) == ({}, "127.0.0.1:9577", None)
     assert StoreConfig(store="/s", data="/d").commit_log_directories == (Path("/s/commitlog"),)
-    assert StoreConfig(data="/d").commit_log_directories == ()
-    assert "\n" not in repr(made)
+    delays = StoreConfig(data="/d").delay_levels_ms
+    assert (delays[:3], len(delays), StoreConfig(data="/d").commit_log_directories) == ((1000, 5000, 10_000), 18, ())
+    assert StoreConfig(data="/d", message_delay_level="0s 1d").delay_levels_ms == (0, 86_400_000)
     largest = 40 + 4 * (2**31 - 1) + 20 * (2**31 - 1)
     assert largest <= 2**40, "the bounds of the two keys bound the file, too"
 
@@ -181,10 +174,7 @@ def test_keys_describe_every_field():
     ],
 )
 def test_an_address_and_its_parts(text: str, expected: tuple[str, int]) -> None:
-    assert parse_address(text) == text
-    assert split(text) == expected
-    assert load({"http": text}, None, HOME).http.http == text
-    assert load({}, None, HOME | {"INDEXD_HTTP": text}).http.http == text
+    assert split(load({"http": text}, None, HOME).http.http) == expected
 
 
 HOSTILE = (
@@ -199,13 +189,8 @@ HOSTILE = (
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_what_is_no_address_is_refused_with_its_source(text: str) -> None:
     for key, says in (("http", "or off"), ("broker_address", "10.0.0.1:10911")):
-        for error, source in (
-            (refused({key: text}), flag_name(key)),
-            (refused(environ={env_name(key): text}), f"environment {env_name(key)}"),
-        ):
-            assert str(error).startswith(f"{key} = ")
-            assert f"(from {source}) is not HOST:PORT" in str(error)
-            assert says in str(error)
+        error = str(refused(environ={env_name(key): text}))
+        assert re.match(rf"{key} = .* \(from environment {env_name(key)}\) is not HOST:PORT.*{says}", error), error
 
 
 @given(st.text(max_size=30) | st.from_regex(r"\[?[0-9a-z:.%\-]*\]?:[0-9]{0,6}", fullmatch=True))
@@ -253,13 +238,10 @@ def test_a_text_that_is_taken_can_be_looked_up_or_is_unknown(text: str) -> None:
     ],
 )
 def test_values_from_flags_and_environment(key: str, value: str, expected: object) -> None:
-    for made, source in (
-        (load({key: value}, None, HOME), flag_name(key)),
-        (load({}, None, HOME | {env_name(key): value}), f"environment {env_name(key)}"),
-    ):
+    for made in (load({key: value}, None, HOME), load({}, None, HOME | {env_name(key): value})):
         found = getattr(getattr(made, KEYS[key].section), key)
         assert (found, type(found)) == (expected, type(expected))
-        assert made.provenance[key] == source
+        assert made.provenance[key] in (flag_name(key), f"environment {env_name(key)}")
 
 
 @pytest.mark.parametrize(
@@ -340,77 +322,56 @@ def test_values_from_flags_and_environment(key: str, value: str, expected: objec
     ],
 )
 def test_a_wrong_value_is_one_line_with_its_source(key: str, value: str, expected: str) -> None:
-    for error, source in (
-        (refused({key: value}), flag_name(key)),
-        (refused(environ={env_name(key): value}), f"environment {env_name(key)}"),
-    ):
-        assert re.match(rf'{key} = ".*[".] \(from {source}\) ', str(error)), str(error)
-        assert expected in str(error)
-
-
-@pytest.mark.parametrize("value", [None, True, [], {}, b"1", 1j, float("nan"), float("inf"), 2**99, "", "%", "x%"])
-def test_what_is_no_part_of_a_whole_is_refused_with_words(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^is "):
-        parse_ratio(value)
-
-
-def test_toml_gives_them_in_their_own_types_and_names_its_line(tmp_path: Path) -> None:
-    text = '[http]\nhttp = "[::1]:0"\nhttp_cors_origins = ["https://a"]\n[limits]\ndisk_used_max = 1\nmemory_max = 5\n'
-    made = load({}, write(tmp_path / "i.toml", text), HOME)
-    assert made.http == HttpConfig(http="[::1]:0", http_cors_origins=["https://a"])
-    assert made.limits == LimitsConfig(disk_used_max=1.0, memory_max=5)
-    for line, says in (
-        ("http = 9577", "is not HOST:PORT"),
-        ("http = false", "is not HOST:PORT"),
-        ('http_cors_origins = ["https://a", 1]', "is not a list of origins"),
-        ("http_body_max = true", "is not a size"),
-    ):
-        file = write(tmp_path / "wrong.toml", f"[http]\n{line}\n")
-        assert f"(from {file}) {says}" in str(refused(file=file))
-
-
-def test_what_mqtt_needs_together() -> None:
-    assert "authorities vouch with TLS only" in str(refused({"mqtt_ca_file": "/ca"}))
-    assert "a password needs a name" in str(refused({"mqtt_password_file": "/p"}))
-    made = load(
-        {"mqtt_password_file": "/p", "mqtt_username": "u", "mqtt_ca_file": "/c", "mqtt_tls": "true"}, None, HOME
-    )
-    assert (made.mqtt.mqtt_password_file, made.mqtt.mqtt_ca_file) == (Path("/p"), Path("/c"))
-
-
-def test_certificate_and_key_come_together() -> None:
-    error = refused({"http_tls_cert": "/c"}, environ={})
-    assert str(error) == (
-        'http_tls_cert = "/c" (from --http-tls-cert) and http_tls_key = not set (default): '
-        "TLS needs certificate and key"
-    )
-    assert "TLS needs" in str(refused(environ={"INDEXD_HTTP_TLS_KEY": "/k"}))
-    made = load({"http_tls_cert": "/c"}, None, HOME | {"INDEXD_HTTP_TLS_KEY": "/k"})
-    assert (made.http.http_tls_cert, made.http.http_tls_key) == (Path("/c"), Path("/k"))
-
-
-def test_what_the_remoting_protocol_cannot_be_given() -> None:
-    assert "127.0.0.1:10976, [::1]:10976" in str(refused({"remoting": "10976"}))
-    assert "127.0.0.1:9577, [::1]:9577" in str(refused({"http": "10976"}))
-    for address in ("0.0.0.0:10976", "[::]:10976", "[::ffff:0.0.0.0]:1", "0:10976"):
-        assert "not where clients reach it" in str(refused({"remoting_advertise": address}))
-    assert load({"remoting_advertise": "10.0.0.7:10976"}, None, HOME).remoting.remoting_advertise == "10.0.0.7:10976"
+    error = str(refused({key: value}))
+    assert re.match(rf'{key} = ".*[".] \(from {flag_name(key)}\) ', error), error
+    assert expected in error
 
 
 @pytest.mark.parametrize(
-    ("remoting", "upstream", "is_same"),
+    ("keys", "says"),
     [
-        ("127.0.0.1:10976", "127.0.0.1:10976", True),
-        ("127.0.0.1:10976", "10.0.0.1:9876;127.0.0.1:10976", True),
-        ("127.0.0.1:10976", "127.0.0.1:9876", False),
-        ("127.0.0.1:10976", "10.0.0.1:10976", False),
-        ("0.0.0.0:10976", "10.0.0.1:10976", False),
-        (OFF, "127.0.0.1:10976", False),
+        (
+            {"poll_min_ms": "100"},
+            'poll_min_ms = "100" (from --poll-min-ms) and poll_max_ms = 50 (default): '
+            "poll_min_ms must not be more than poll_max_ms",
+        ),
+        ({"corrupt_after_ms": "10"}, "settle_ms must not be more than corrupt_after_ms"),
+        ({"mqtt_ca_file": "/ca"}, "authorities vouch with TLS only"),
+        ({"mqtt_password_file": "/p"}, "a password needs a name"),
+        (
+            {"http_tls_cert": "/c"},
+            'http_tls_cert = "/c" (from --http-tls-cert) and http_tls_key = not set (default): '
+            "TLS needs certificate and key",
+        ),
+        ({"http_tls_key": "/k"}, "TLS needs"),
+        ({"remoting": "10976"}, "127.0.0.1:10976, [::1]:10976"),
+        ({"http": "10976"}, "127.0.0.1:9577, [::1]:9577"),
+        *(
+            ({"remoting_advertise": address}, "not where clients reach it")
+            for address in ("0.0.0.0:10976", "[::]:10976", "[::ffff:0.0.0.0]:1", "0:10976")
+        ),
+        *(
+            ({"remoting": "127.0.0.1:10976", "upstream_namesrv": address}, "cannot stand in front of itself")
+            for address in ("127.0.0.1:10976", "10.0.0.1:9876;127.0.0.1:10976")
+        ),
     ],
 )
-def test_the_daemon_does_not_stand_in_front_of_itself(remoting: str, upstream: str, is_same: bool) -> None:
-    given = {"remoting": remoting, "upstream_namesrv": upstream}
-    if is_same:
-        assert "cannot stand in front of itself" in str(refused(given))
-    else:
-        assert load(given, None, HOME).remoting.remoting == remoting
+def test_what_cannot_be_given_together_or_alone(keys: dict[str, str | None], says: str) -> None:
+    assert says in str(refused(keys))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"mqtt_password_file": "/p", "mqtt_username": "u", "mqtt_ca_file": "/c", "mqtt_tls": "true"},
+        {"http_tls_cert": "/c", "http_tls_key": "/k"},
+        {"remoting_advertise": "10.0.0.7:10976"},
+        {"remoting": "127.0.0.1:10976", "upstream_namesrv": "127.0.0.1:9876"},
+        {"remoting": "127.0.0.1:10976", "upstream_namesrv": "10.0.0.1:10976"},
+        {"remoting": "0.0.0.0:10976", "upstream_namesrv": "10.0.0.1:10976"},
+        {"remoting": OFF, "upstream_namesrv": "127.0.0.1:10976"},
+    ],
+)
+def test_what_can(keys: dict[str, str | list[str] | None]) -> None:
+    made = load(keys, None, HOME)
+    assert {key: made.provenance[key] for key in keys} == {key: flag_name(key) for key in keys}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,55 +25,37 @@ from indexd.service.around import DiskWatermark, used_ratio
 # --- the disk ---
 
 
-@dataclass
-class FileSystem:
-    """Percent of it that are used; five of the free hundredths are kept for root."""
-
-    used: float = 50.0
-
-    def status(self, _: object) -> os.statvfs_result:
-        blocks = 100_000
-        free = blocks - round(blocks * self.used / 100)
-        return os.statvfs_result((4096, 4096, blocks, free, max(free - 5000, 0), 0, 0, 0, 0, 255))
-
-
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> FileSystem:
-    system = FileSystem()
-    monkeypatch.setattr(os, "statvfs", system.status)
-    return system
+def fill(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Has so many percent of every file system be used; five of the free hundredths are kept for root."""
+
+    def fill(percent: float) -> None:
+        free = 100_000 - round(1000 * percent)
+        status = os.statvfs_result((4096, 4096, 100_000, free, max(free - 5000, 0), 0, 0, 0, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda _: status)
+
+    return fill
 
 
-def test_the_ratio_is_the_one_that_the_broker_and_df_count(disk: FileSystem) -> None:
-    assert used_ratio(Path("/data")) == 50 / 95
-    disk.used = 95
-    assert used_ratio(Path("/data")) == 1.0
-    disk.used = 0
-    assert used_ratio(Path("/data")) == 0.0
+def test_the_ratio_is_the_one_that_the_broker_and_df_count(fill: Callable[[float], None]) -> None:
+    for percent, ratio in ((50, 50 / 95), (95, 1.0), (0, 0.0)):
+        fill(percent)
+        assert used_ratio(Path("/data")) == ratio
 
 
-def test_the_watermark_stops_and_heals_a_little_below(disk: FileSystem) -> None:
+def test_the_watermark_stops_and_heals_a_little_below(fill: Callable[[float], None]) -> None:
     watermark = DiskWatermark(Path("/data"), 0.70)
-    watermark.check()
-    disk.used = 67  # 70.5 % of what is not root's
-    with pytest.raises(DiskError, match=r"cannot index into /data: its file system is 70\.5% full.*is 70\.0%") as met:
-        watermark.check()
-    assert met.value.is_transient
-    assert "free space" in met.value.hint
-    assert watermark.is_over
-    disk.used = 66.3  # 69.8 %: what is deleted by the way is not enough
-    with pytest.raises(DiskError):
-        watermark.check()
-    disk.used = 65  # 68.4 %
-    watermark.check()
-    assert not watermark.is_over
-    disk.used = 66.3
-    watermark.check()
-
-
-def test_a_watermark_of_one_means_never(disk: FileSystem) -> None:
-    disk.used = 100
-    DiskWatermark(Path("/data"), 1).check()
+    # 70.5 % of what is not root's; at 69.8 % what is deleted by the way is not enough, at 68.4 % it is.
+    for percent, is_over in ((50, False), (67, True), (66.3, True), (65, False), (66.3, False)):
+        fill(percent)
+        with pytest.raises(DiskError) if is_over else nullcontext() as met:
+            watermark.check()
+        assert watermark.is_over == is_over
+        if percent == 67:
+            assert "cannot index into /data: its file system is 70.5% full" in met.value.line()
+            assert ("is 70.0%" in str(met.value), "free space" in met.value.hint, met.value.is_transient) == (True,) * 3
+    fill(100)
+    DiskWatermark(Path("/data"), 1).check()  # never
 
 
 # --- reading ---
@@ -111,85 +95,76 @@ class Stop(threading.Event):
         return self.is_set()
 
 
-@dataclass
 class Bounded:
     """A throttle, what it reads from and waits with."""
 
-    reader: Reader
-    stop: Stop = field(default_factory=Stop)
-    queue: list[int] = field(default_factory=list)
-    log_end: int = 0
-    hurried: int = 0
-
-    def throttle(self, **bounds: int) -> Throttle:
-        def hurry() -> None:
-            self.hurried += 1
-
+    def __init__(self, size: int, end: int, **bounds: int) -> None:
+        self.reader, self.stop, self.queue = Reader(size, end), Stop(), list[int]()
+        self.log_end = self.hurried = 0
         parts: list[Any] = [self.reader, self.queue, self.stop]
-        clock = lambda: self.stop.now  # noqa: E731 - it is one expression
-        return Throttle(*parts, **bounds, hurry=hurry, log_end=lambda: self.log_end, clock=clock)
+        self.throttle = Throttle(
+            *parts, **bounds, hurry=self._hurry, log_end=lambda: self.log_end, clock=lambda: self.stop.now
+        )
+
+    def _hurry(self) -> None:
+        self.hurried += 1
 
 
 def test_catching_up_keeps_to_the_rate() -> None:
-    bounded = Bounded(Reader(size=1000, end=100_000))
-    throttle = bounded.throttle(rate_max=10_000)
-    while not isinstance(throttle.poll(), NotYetWritten):
+    bounded = Bounded(1000, 100_000, rate_max=10_000)
+    while not isinstance(bounded.throttle.poll(), NotYetWritten):
         pass
     assert bounded.stop.now - 100 == pytest.approx(10, abs=0.2)
     assert max(bounded.stop.waits) <= 0.5
 
 
 def test_what_comes_while_it_is_caught_up_is_read_at_once() -> None:
-    bounded = Bounded(Reader(size=500, end=0))
-    throttle = bounded.throttle(rate_max=10_000)
+    bounded = Bounded(500, 0, rate_max=10_000)
     for _ in range(100):  # 5000 bytes a second, in bursts
         bounded.reader.end += 500
-        assert isinstance(throttle.poll(), DispatchBatch)
+        assert isinstance(bounded.throttle.poll(), DispatchBatch)
         bounded.stop.now += 0.1
-        throttle.poll()
+        bounded.throttle.poll()
     assert bounded.stop.waits == []
 
 
 def test_a_broker_that_writes_faster_than_the_rate_is_followed() -> None:
     # 40,000 bytes a second are written, 10,000 allowed.
-    bounded = Bounded(Reader(size=1000, end=0))
-    throttle = bounded.throttle(rate_max=10_000)
-    began, most = bounded.stop.now, 0
-    while bounded.stop.now - began < 600:
-        bounded.reader.end = bounded.log_end = int((bounded.stop.now - began) * 40_000) // 1000 * 1000
-        throttle.poll()
-        bounded.stop.now += 0.001
-        most = max(most, bounded.reader.end - bounded.reader.position)
+    bounded = Bounded(1000, 0, rate_max=10_000)
+    reader, most = bounded.reader, 0
+    while bounded.stop.now < 400:
+        reader.end = bounded.log_end = int((bounded.stop.now - 100) * 40_000) // 1000 * 1000
+        bounded.throttle.poll()
+        bounded.stop.now += 0.002
+        most = max(most, reader.end - reader.position)
     assert most < 60 * 40_000
-    assert bounded.reader.end - bounded.reader.position < 10_000  # it has caught up again and stays so
-    assert throttle.rate() == pytest.approx(50_000, rel=0.1)
+    assert reader.end - reader.position < 10_000  # it has caught up again and stays so
+    assert bounded.throttle.rate() == pytest.approx(50_000, rel=0.1)
 
 
 def test_a_stop_ends_a_wait_for_the_rate() -> None:
-    bounded = Bounded(Reader(size=1_000_000, end=10_000_000))
-    throttle = bounded.throttle(rate_max=1000)
-    throttle.poll()
+    bounded = Bounded(1_000_000, 10_000_000, rate_max=1000)
+    bounded.throttle.poll()
     bounded.stop.set()
-    began = bounded.stop.now
-    throttle.poll()
-    assert bounded.stop.now == began
+    bounded.throttle.poll()
+    assert bounded.stop.waits == []
 
 
 def test_reading_waits_for_memory_while_anything_waits_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [300, 300, 300, 90]
     monkeypatch.setattr(throttle, "resident_bytes", lambda: held.pop(0) if held else 300)
-    bounded = Bounded(Reader(size=10, end=1000), queue=[1])
-    bounds = bounded.throttle(memory_max=100)
-    bounds.poll()
+    bounded = Bounded(10, 1000, memory_max=100)
+    bounded.queue.append(1)
+    bounded.throttle.poll()
     assert (bounded.hurried, len(bounded.stop.waits), bounded.reader.polls) == (3, 3, 1)
     # With nothing left to build it would wait for ever.
     bounded.queue.clear()
-    bounds.poll()
+    bounded.throttle.poll()
     assert bounded.reader.polls == 2
     # A stop ends this wait as well.
     bounded.queue.append(1)
     bounded.stop.set()
-    bounds.poll()
+    bounded.throttle.poll()
     assert bounded.reader.polls == 3
 
 
@@ -203,9 +178,7 @@ def test_what_the_reader_is_told(tmp_path: Path) -> None:
         given: dict[str, Any] = {"store": str(tmp_path), "data": str(tmp_path / "data"), "segment_size": "1MiB"}
         return reader_options(load({**given, **flags}, None, {}))
 
-    assert options().drop_behind == 2 << 20
-    assert options(drop_cache="false").drop_behind is None
+    assert (options().drop_behind, options(drop_cache="false").drop_behind) == (2 << 20, None)
     # A stretch is half a second's worth at most, so that no wait is long.
-    assert options(read_rate_max="1MiB").read_size == 512 << 10
-    assert options(read_rate_max="1KiB").read_size == 64 << 10
-    assert options(read_rate_max="1GiB").read_size == options().read_size == 4 << 20
+    for rate, size in (("1MiB", 512 << 10), ("1KiB", 64 << 10), ("1GiB", 4 << 20), ("0", 4 << 20)):
+        assert options(read_rate_max=rate).read_size == size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -21,8 +20,9 @@ from support.small_log import messages
 SIZE = 48 << 20
 READ_SIZE = 4 << 20
 SEGMENT_SIZE = 1 << 20
-#: What somebody else has read before, in bytes.
+#: What somebody else has read before, in bytes, and in pages.
 WARM = (20 << 20, 22 << 20)
+WARM_PAGES = slice(WARM[0] // PAGE, WARM[1] // PAGE)
 
 
 def cool(path: Path) -> None:
@@ -42,7 +42,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 def cold(disk_path: Path) -> Path:
     """A file of 48 MiB of which nothing is in the page cache."""
     path = disk_path / "file"
-    path.write_bytes(os.urandom(1 << 20) * (SIZE >> 20))
+    path.write_bytes(bytes(range(256)) * (SIZE >> 8))
     cool(path)
     return path
 
@@ -62,14 +62,10 @@ def test_what_was_read_is_given_back_and_what_was_there_stays(cold: Path, watche
         for until, pages in read_through(cold):
             most = max(most, sum(resident(cold)))
             dropped += pages.give_back(until, is_last=until == SIZE)
-        absent = watched.absent(cold)
-        assert watched.asked(cold) == absent
-        assert dropped == sum(absent) * PAGE
-        warm = slice(WARM[0] // PAGE, WARM[1] // PAGE)
-        assert 0 < len(absent) - sum(absent) < (6 << 20) // PAGE
-        assert 1 not in absent[warm]
-        after = resident(cold)
-    assert 0 not in after[warm]
+        absent, after = watched.absent(cold), resident(cold)
+    assert (watched.asked(cold), dropped) == (absent, sum(absent) * PAGE)
+    assert 0 < len(absent) - sum(absent) < (6 << 20) // PAGE
+    assert (1 in absent[WARM_PAGES], 0 in after[WARM_PAGES]) == (False, False)
     assert not any(page and gone for page, gone in zip(after, absent, strict=True))
     assert most * PAGE <= 40 << 20  # in steps, and the kernel reads ahead: never the whole file at once
 
@@ -79,56 +75,40 @@ def test_what_a_broker_reads_meanwhile_stays(cold: Path, watched: Watched) -> No
     with cold.open("rb") as file, mmap.mmap(file.fileno(), SIZE, prot=mmap.PROT_READ) as mapping:
         for until, pages in read_through(cold):
             if until == WARM[0] + READ_SIZE:
-                assert sum(mapping[at] for at in range(*WARM, PAGE)) > 0
+                assert sum(mapping[at] for at in range(*WARM, PAGE)) == 0
             pages.give_back(until, is_last=until == SIZE)
         after = resident(cold)
-        assert 0 not in watched.asked(cold)
-        assert sum(after[WARM[0] // PAGE : WARM[1] // PAGE]) == (WARM[1] - WARM[0]) // PAGE
-        assert sum(after) * PAGE < 6 << 20
+    assert 0 not in watched.asked(cold)
+    assert 0 not in after[WARM_PAGES]
+    assert sum(after) * PAGE < 6 << 20
 
 
 def test_a_file_that_is_all_there_is_left_alone(cold: Path, watched: Watched) -> None:
     with in_use(cold):
         dropped = sum(pages.give_back(until, is_last=until == SIZE) for until, pages in read_through(cold))
         assert 0 not in resident(cold)
-    assert 0 not in watched.seen[cold]
-    assert 1 not in watched.asked(cold)
-    assert dropped == 0
+    assert (0 in watched.seen[cold], 1 in watched.asked(cold), dropped) == (False, False, 0)
 
 
-def write(store: Path) -> list[Path]:
-    with CommitLogWriter(store, SEGMENT_SIZE) as writer:
+@pytest.mark.parametrize(("workers", "drops"), [(0, True), (2, True), (0, False)])
+def test_a_reader_leaves_only_the_newest_segments_in_the_cache_if_it_is_told_to(
+    disk_path: Path, workers: int, drops: bool, watched: Watched
+) -> None:
+    with CommitLogWriter(disk_path, SEGMENT_SIZE) as writer:
         for spec in islice(messages(5), 2500):
             writer.append(replace(spec, body=spec.body * 40))
-    paths = sorted(store.iterdir())
-    assert len(paths) > 6
-    for path in paths:
+    first, used, *paths = sorted(disk_path.iterdir())
+    for path in (first, used, *paths):
         cool(path)
-    return paths
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_reader_leaves_only_the_newest_segments_in_the_cache(disk_path: Path, workers: int, watched: Watched) -> None:
-    paths = write(disk_path)
-    with in_use(paths[1]):
-        reader = open_reader(disk_path, segment_size=SEGMENT_SIZE, drop_behind=2 * SEGMENT_SIZE, workers=workers)
+    drop_behind = 2 * SEGMENT_SIZE if drops else None
+    with in_use(used):
+        reader = open_reader(disk_path, segment_size=SEGMENT_SIZE, drop_behind=drop_behind, workers=workers)
         drain(reader)
         reader.close()
-        assert sum(resident(paths[1])) == SEGMENT_SIZE // PAGE
-    old = [path for path in paths[:-2] if path != paths[1]]
+        assert sum(resident(used)) == SEGMENT_SIZE // PAGE
+    old = [first, *paths[:-2]] if drops else []
     # A segment's first page is looked at to see whether the one before it is closed.
-    assert max(sum(resident(path)) for path in old) <= 16
-    for path in old:
-        assert watched.asked(path) == watched.absent(path)
-    for path in (paths[1], *paths[-2:]):
-        assert 1 not in watched.asked(path)
-    assert reader.counters.dropped_bytes == sum(sum(watched.absent(path)) * PAGE for path in old) > 0
-
-
-def test_a_reader_that_is_not_told_to_drops_nothing(disk_path: Path, watched: Watched) -> None:
-    paths = write(disk_path)
-    reader = open_reader(disk_path, segment_size=SEGMENT_SIZE)
-    drain(reader)
-    reader.close()
-    assert not any(1 in watched.asked(path) for path in paths)
-    assert reader.counters.dropped_bytes == 0
+    assert all(sum(resident(path)) <= 16 and watched.asked(path) == watched.absent(path) for path in old)
+    assert not any(1 in watched.asked(path) for path in {first, used, *paths} - {*old})
+    dropped = sum(sum(watched.absent(path)) * PAGE for path in old)
+    assert (reader.counters.dropped_bytes, dropped > 0, len(paths) > 4) == (dropped, drops, True)
