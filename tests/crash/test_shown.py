@@ -88,7 +88,8 @@ def test_compiling_is_said_at_the_first_start_and_never_again(tmp_path: Path) ->
             assert "Opening: compiling, once" in drawn(data)
             first.wait_for(manager.seen("STATUS", lambda text: text.startswith("compiling, once")), "systemd is told")
             first.kill()
-        (cache / "compiled").touch()  # as the first start leaves it
+        (cache / "index_0").mkdir()
+        (cache / "index_0" / "kernel.nbi").touch()  # as the first start leaves it
         with Daemon(store, data, *SIZES, env=env | ANY_PORT, tracer=held_until(tmp_path / "none")) as second:
             second.wait_event("starting")
             assert status(address_of(second))["compiling"] is False

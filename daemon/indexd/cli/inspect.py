@@ -21,9 +21,10 @@ from indexd.cli.output import (
     Parser,
     add_command,
     count64,
+    print_fields,
     print_json,
     print_line,
-    show_time,
+    show_field,
     some_name,
     typed,
     wants_json,
@@ -31,7 +32,6 @@ from indexd.cli.output import (
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.config import Config
-from indexd.config.units import printable
 from indexd.consumequeue.format import BATCH_FOLDER, UNIT, Unit, queue_folders, queue_id_of
 from indexd.errors import CorruptDataError, UsageError
 from indexd.flush.frontier import StoreCheckpoint, read_frontier
@@ -47,7 +47,6 @@ from indexd.index.format import (
     unpack_slot,
 )
 from indexd.index.reader import IndexFileReader
-from indexd.pages.wording import show_size
 from indexd.query.message import message_fields
 from indexd.sparse.format import OFFSET_ENTRY, OFFSET_SUFFIX, TIME_ENTRY, TIME_SUFFIX, base_of_name
 from indexd.sparse.sparse_index import SparseIndex
@@ -58,7 +57,6 @@ Row = dict[str, Any]
 _FRAMES = 20
 _READ_SIZE = 1 << 20
 _FRAME_READ = 4096
-_LIST_MAX = 20
 _SMALL_FILES = ("frontier", "checkpoint", "abort", "state")
 # With or without what Kafka appends to it.
 _SPARSE_NAME = re.compile(r"[-+]?[0-9]{1,20}\.(time)?index(\.deleted|\.cleaned|\.swap)?", re.ASCII)
@@ -128,24 +126,13 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
 
 
 def _print(row: Mapping[str, Any], *, is_whole_file: bool) -> None:
-    kind, first, *rest = ((name, _shown(name, value)) for name, value in row.items())
+    (_, kind), (name, first), *rest = row.items()
+    title = f"{kind} {show_field(name, first)}"
     if is_whole_file:
-        print_line(f"{kind[1]} {first[1]}")
-        for name, text in rest:
-            print_line(f"  {name:<20} {text}")
+        print_fields(title, dict(rest))
     else:
-        words = ", ".join(f"{name} {text}" for name, text in rest)
-        print_line(f"{'' if 'path' in row else '  '}{kind[1]} {first[1]}: {words}")
-
-
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"{len(value)} of them" if len(value) > _LIST_MAX else printable(", ".join(map(str, value))) or "-"
-    if name.endswith("imestamp") and value:
-        return f"{value} ({show_time(value)})"
-    if name == "size":
-        return f"{value} ({show_size(value)})"
-    return "-" if value is None else printable(str(value))
+        words = ", ".join(f"{name} {show_field(name, value)}" for name, value in rest)
+        print_line(f"{'' if 'path' in row else '  '}{title}: {words}")
 
 
 def _members(fields: Mapping[str, Any]) -> Row:

@@ -24,6 +24,7 @@ from indexd.cli.output import (
     print_findings,
     print_json,
     print_line,
+    print_report,
     progress_bar,
     some_name,
     typed,
@@ -254,29 +255,19 @@ def export(args: argparse.Namespace, config: Config) -> int:
         from indexd.spark.export import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
 
         found = run(spark, config, request, bar)
-    if wants_json(args):
-        row = {
-            "to": str(args.to),
-            "mode": args.mode,
-            "rows": found.rows,
-            "files": found.files,
-            "bytes": found.bytes,
-            "partitions": found.partitions,
-            "beginOffset": found.begin_offset,
-            "endOffset": found.end_offset,
-            "missingTopics": list(found.missing_topics),
-            "seconds": round(found.seconds, 6),
-        }
-        print_json(row)
-        return 0
-    files = "" if found.files is None else f" in {found.files:,} files of {show_size(found.bytes or 0)}"
-    several = f" in {found.partitions:,} partitions" if found.partitions and found.partitions > 1 else ""
-    rate = found.rows / found.seconds if found.seconds else 0
-    words = f"{found.rows:,} messages{files}{several}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)"
-    print_line(f"{printable(str(args.to))}: {words}")
-    print_line(f"  of log bytes {found.begin_offset} to {found.end_offset}")
-    for topic in found.missing_topics:
-        print_line(f"  no message of the topic {printable(topic)}")
+    row = {
+        "to": str(args.to),
+        "mode": args.mode,
+        "rows": found.rows,
+        "files": found.files,
+        "bytes": found.bytes,
+        "partitions": found.partitions,
+        "beginOffset": found.begin_offset,
+        "endOffset": found.end_offset,
+        "missingTopics": list(found.missing_topics),
+        "seconds": round(found.seconds, 6),
+    }
+    print_report(args, f"{args.to}: {found.rows:,} messages", row)
     return 0
 
 
@@ -434,11 +425,13 @@ def verify(args: argparse.Namespace, config: Config) -> int:
             return EXIT_FINDINGS if len(report.findings) else 0
         for note in report.notes:
             print_line(f"not checked: {printable(note)}")
-        words = [f"{report.files} index files", f"{report.entries:,} entries", show_size(report.bytes)]
-        if report.queues:
-            words.append(f"{report.units:,} units of {report.queues:,} queues")
-        if report.segments:
-            words.append(f"sparse indexes of {counted(report.segments, 'segment')}")
+        words = [
+            f"{report.files} index files",
+            f"{report.entries:,} entries",
+            show_size(report.bytes),
+            f"{report.units:,} units of {counted(report.queues, 'queue')}",
+            f"sparse indexes of {counted(report.segments, 'segment')}",
+        ]
         both = report.compared
         words.append(
             "not compared with the log (--deep)"

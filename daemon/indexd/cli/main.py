@@ -24,9 +24,8 @@ from indexd.cli.output import (
     common_options,
     completion_script,
     load_config,
-    print_json,
     print_line,
-    wants_json,
+    print_report,
 )
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
@@ -136,22 +135,7 @@ def recover(args: argparse.Namespace, config: Config) -> int:
     from indexd.service.start import recover_now  # noqa: PLC0415 - loads numba
 
     report = recover_now(config)
-    if wants_json(args):
-        print_json(report)
-        return 0
-    print_line(f"{config.store.data}: {'; '.join(report['reasons'])}")
-    for label, text in (
-        ("kept", f"{report['keptEntries']} entries in {report['keptFiles']} files"),
-        ("dropped", f"{report['droppedEntries']} entries, {len(report['deletedFiles'])} files removed"),
-        ("rewritten", f"{len(report['rewrittenFiles'])} files whose slots or header did not hold"),
-        ("filled", f"queues and sparse indexes from {report['refilledBytes']} bytes of log"),
-        ("rebuilt", f"{report['rebuiltEntries']} entries of {report['rebuiltMessages']} messages from the log"),
-        ("covered", f"log bytes {report['beginOffset']} to {report['phyOffset']}"),
-        ("took", f"{report['seconds']:.2f} s"),
-    ):
-        print_line(f"  {label:<9} {text}")
-    if report["unreadableAt"] is not None:
-        print_line(f"  the log ends at offset {report['unreadableAt']} in bytes that are no frame")
+    print_report(args, str(config.store.data), report)
     return 0
 
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from indexd.config import KEYS, SECTIONS, Config, flag_name, load
 from indexd.config.units import parse_count, printable
 from indexd.errors import UsageError
-from indexd.pages.wording import show_local
+from indexd.pages.wording import show_local, show_size
 
 if TYPE_CHECKING:
     from indexd.findings import Findings
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 EXIT_FINDINGS = 1
 _LINES_PER_KIND = 20
+_LIST_MAX = 20
 SHELLS = ("bash", "zsh", "fish")
 _PATH = re.compile(r"PATH|FILE|DIR")
 _WORD = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -55,6 +56,32 @@ def print_line(text: str = "") -> None:
     """One line of words; a lone surrogate or what the terminal cannot show becomes an escape."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def show_field(name: str, value: Any) -> str:
+    """A member of a row in words: lists in short, sizes and times so that people can read them."""
+    if isinstance(value, list | tuple):
+        return f"{len(value)} of them" if len(value) > _LIST_MAX else printable(", ".join(map(str, value))) or "-"
+    if name.endswith("imestamp") and value:
+        return f"{value} ({show_time(value)})"
+    if name in ("size", "bytes") and value is not None:
+        return f"{value} ({show_size(value)})"
+    return "-" if value is None else printable(str(value))
+
+
+def print_fields(title: str, row: Mapping[str, Any]) -> None:
+    """A line for each member of a row."""
+    print_line(title)
+    for name, value in row.items():
+        print_line(f"  {name:<20} {show_field(name, value)}")
+
+
+def print_report(args: argparse.Namespace, title: str, row: dict[str, Any]) -> None:
+    """What a job came to, for programs or for people."""
+    if wants_json(args):
+        print_json(row)
+    else:
+        print_fields(printable(title), row)
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

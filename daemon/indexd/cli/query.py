@@ -17,6 +17,7 @@ from indexd.cli.output import (
     EXIT_FINDINGS,
     Parser,
     add_command,
+    print_fields,
     print_json,
     print_line,
     show_time,
@@ -28,7 +29,6 @@ from indexd.config import Config
 from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
-from indexd.pages.wording import show_size
 from indexd.query import QUESTIONS, open_index, open_log
 from indexd.query.message import NotFound, message_fields, unpack_body
 from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, ask, make_question
@@ -112,13 +112,10 @@ def query(args: argparse.Namespace, config: Config) -> int:
     if args.model is ByTime and args.log != ("topic" not in given):
         raise UsageError("query-time asks about one queue, or about the whole log", "say -t TOPIC -i QUEUE, or --log")
     question = _question(args.model, given)
-    if question.needs_index:
-        with closing(open_index(Disk(), config)) as index:
-            answer = ask(index, question)
-    else:
-        frontier = read_frontier(Disk(), DataFiles(config.store.data).frontier)
-        with closing(open_log(Disk(), config, frontier)) as log:
-            answer = question.answer(log)
+    disk, frontier = Disk(), DataFiles(config.store.data).frontier
+    opened = open_index(disk, config) if question.needs_index else open_log(disk, config, read_frontier(disk, frontier))
+    with closing(opened) as source:
+        answer = question.answer(source)
     if isinstance(answer, NotFound):
         sys.stderr.write(f"indexd: {answer.reason}\n")
         return EXIT_FINDINGS
@@ -190,21 +187,14 @@ def coverage_line(coverage: Coverage) -> str:
 
 
 def _print_message(found: Message, args: argparse.Namespace) -> None:
-    body, fields = unpack_body(found), message_fields(found)
-    row = body.to_json()
+    row = message_fields(found) | unpack_body(found).to_json()
     if wants_json(args):
-        print_json(fields | row)
+        print_json(row)
         return
-    for name in ("storeTimestamp", "bornTimestamp"):
-        fields[name] = f"{fields[name]} ({show_time(fields[name])})"
-    properties = fields.pop("properties")
-    how = "" if body.compression is None else f", {body.compression} of {len(found.body)} bytes"
-    how += "" if body.is_unpacked or body.compression is None else ", as stored, not unpacked"
-    fields |= {"keys": " ".join(fields["keys"]), "body": show_size(len(body.data)) + how}
-    for name, value in fields.items():
-        print_line(f"{name:<26} {'-' if value in (None, '') else printable(str(value))}")
+    properties, body = row.pop("properties"), row.pop("body")
+    print_fields("message", row)
     for name, value in properties.items():
         print_line(f"  {printable(name)} = {printable(value)}")
     if args.body:
         print_line(f"body ({row['bodyEncoding']}):")
-        print_line(row["body"])
+        print_line(body)

@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -69,19 +68,9 @@ def _own_folder() -> Path:
 
 
 def needs_compiling() -> bool:
-    """Whether the daemon's kernels were never compiled into the folder, as far as is known: that takes a minute."""
+    """Whether the kernels that build an index were never compiled into the folder: that takes a minute."""
     is_compiling = "NUMBA_CACHE_DIR" in os.environ and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
-    return is_compiling and not _mark().exists()
-
-
-def mark_compiled() -> None:
-    """They are there now; where that cannot be written down, the next start says again that it compiles."""
-    with suppress(OSError):
-        os.close(os.open(_mark(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-
-
-def _mark() -> Path:
-    return Path(os.environ["NUMBA_CACHE_DIR"]) / "compiled"
+    return is_compiling and not any(Path(os.environ["NUMBA_CACHE_DIR"]).glob("index_*/*.nbi"))
 
 
 def _folders(path: Path) -> list[Path]:

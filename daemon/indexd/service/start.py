@@ -18,7 +18,7 @@ from indexd import __version__
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
 from indexd.config import Config
-from indexd.config.compiled import mark_compiled, needs_compiling
+from indexd.config.compiled import needs_compiling
 from indexd.errors import (
     BusyError,
     CorruptDataError,
@@ -219,7 +219,6 @@ def _load_kernels(instance: Instance) -> None:
         _show(instance)
     load_kernels(instance.config)
     if board.is_compiling:
-        mark_compiled()
         board.is_compiling = False
         instance.disk.unlink(instance.files.state)
 

@@ -159,10 +159,8 @@ def look_at_lock(path: Path, proc: Path = Path("/proc")) -> BrokerLock:
     """Look at STORE/lock, and whether one of the processes in ``proc`` has it open; never raises, locks or writes."""
     if isinstance(path, RemotePath):
         return BrokerLock(False, None, "none", f"{path.parent} is a copy behind a URI")
-    what = "open"
     try:
         with closed(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)) as fd:
-            what = "ask for the lock of"
             return _look(fd, path, proc)
     except FileNotFoundError:
         # Whoever had it open when it was removed has it still.
@@ -171,7 +169,7 @@ def look_at_lock(path: Path, proc: Path = Path("/proc")) -> BrokerLock:
             return BrokerLock(True, pid, "proc", f"{path} was removed while a broker has it open")
         return BrokerLock(False, None, "none", f"there is no {path}: no broker since 4.2 has opened this store")
     except OSError as error:
-        return BrokerLock(None, None, "unknown", f"cannot {what} {path}: {error.strerror}")
+        return BrokerLock(None, None, "unknown", f"cannot look at {path}: {error.strerror}")
 
 
 def _look(fd: int, path: Path, proc: Path) -> BrokerLock:
