@@ -21,11 +21,6 @@ def make_home(home: Path, version: str, *, program: str = "#!/bin/sh\nexit 99\n"
     return home
 
 
-@pytest.fixture
-def no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "bundled_home", lambda: None)
-
-
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
@@ -48,8 +43,8 @@ def test_what_is_no_java(tmp_path: Path) -> None:
         assert read_release(home) is None
 
 
-@pytest.mark.usefixtures("no_bundle")
-def test_the_order_and_who_is_passed_over(tmp_path: Path) -> None:
+def test_the_order_and_who_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "bundled_home", lambda: None)
     old = make_home(tmp_path / "old", "1.8.0_392")
     fits = Java(make_home(tmp_path / "fits", "17.0.1"), "17.0.1", "PATH")
     other = make_home(tmp_path / "other", "21.0.2")

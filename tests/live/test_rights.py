@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from indexd.config import Config
-from indexd.config.compiled import prepare_compiler
-from indexd.config.load import make_private, why_not_trusted
+from indexd.config.compiled import make_private, prepare_compiler, why_not_trusted
 from indexd.errors import BusyError, DiskError
 from indexd.storage.disk import Disk, OutputDisk
 from indexd.storage.lock import DirectoryLock, owner_pid

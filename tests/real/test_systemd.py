@@ -393,11 +393,10 @@ def test_all_of_it_goes_again_and_data_only_when_told(machine: OwnSystemd) -> No
     machine.run("systemctl", "enable", "--now", "indexd")
     machine.run("sh", "-c", "echo '# mine' >> /etc/indexd/indexd.toml")
     said = machine.run(INSTALL, "--uninstall").stdout
-    machine.run("test", "!", "-L", "/usr/local/bin/indexd")
     assert "kept     /etc/indexd/indexd.toml" in said
     assert machine.run("systemctl", "is-active", "indexd", ok=False).stdout == "inactive\n"
     assert machine.run("systemctl", "list-unit-files", "--no-legend", "indexd*", ok=False).stdout == ""
-    machine.run("test", "-f", f"{DATA}/frontier")
+    machine.run("test", "!", "-L", "/usr/local/bin/indexd", "-a", "-f", f"{DATA}/frontier")
     machine.run("id", "indexd")
     machine.run(INSTALL, "--uninstall", "--purge")
     found = machine.run("find", "/etc", "/opt", "/usr/local", "/var/lib", "-name", "indexd*").stdout

@@ -70,7 +70,7 @@ def test_config_file_from_the_environment_and_from_etc(tmp_path, monkeypatch):
     assert "No such file" in str(refused()), "a link to nothing is a mistake, not an absence"
 
 
-def test_data_directory_follows_systemd_then_xdg_then_home():
+def test_data_directory_follows_systemd_then_xdg_then_home(monkeypatch):
     for environ, expected in (
         ({"XDG_STATE_HOME": "/x", "STATE_DIRECTORY": "/var/lib/indexd:/var/lib/other"}, "/var/lib/indexd"),
         ({"XDG_STATE_HOME": "/x"}, "/x/indexd"),
@@ -78,13 +78,7 @@ def test_data_directory_follows_systemd_then_xdg_then_home():
     ):
         assert str(load({}, None, HOME | environ).store.data) == expected
     assert state_directory({}).is_absolute()
-
-
-def test_no_home_at_all_is_a_usage_error(monkeypatch):
-    def nobody(uid):
-        raise KeyError(uid)
-
-    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(UsageError, match="no home"):
         load({}, None, {})
     assert load({"data": "/d"}, None, {}).store.data == Path("/d")

@@ -26,10 +26,7 @@ from indexd.cli.output import (
     typed,
     wants_json,
 )
-from indexd.config import Config
-from indexd.config.compiled import prepare_compiler
-from indexd.config.load import check_outside
-from indexd.config.units import parse_count, parse_path, parse_seconds, printable
+from indexd.config import Config, check_outside, parse_count, parse_path, parse_seconds, prepare_compiler, printable
 from indexd.errors import UsageError
 from indexd.pages.wording import counted, show_size
 from indexd.storage.disk import Disk, OutputDisk
@@ -241,11 +238,12 @@ def _print_done(done: Repaired) -> None:
     what = f"{keys:,} keys in {counted(files, 'new file')}, checked against the log"
     print_line(f"repaired in {done.seconds:.1f} s: {what if files else 'no new file was needed'}")
     for gap in done.gaps:
-        size = show_size(gap.end - gap.begin)
-        print_line(f"log bytes {gap.begin} to {gap.end} ({size}) could not be read: {printable(gap.reason)}")
+        where = f"log bytes {gap.begin} to {gap.end} ({show_size(gap.end - gap.begin)})"
+        print_line(f"{where} could not be read: {printable(gap.reason)}")
     for line in planned.plan.behind_lines():
         print_line(printable(line))
     if done.left:
         print_line(f"{counted(len(done.left), 'older part')} not reached in time, as before: run it again")
-    folder = printable(str(done.folder))
-    print_line(f"the old index is in {folder}: indexd repair --undo puts it back; else remove it some day")
+    print_line(
+        f"the old index is in {printable(str(done.folder))}: indexd repair --undo puts it back; else remove it some day"
+    )

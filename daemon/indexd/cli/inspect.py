@@ -8,7 +8,6 @@ itself; whether they agree with each other and with the log, ``verify`` says.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -48,6 +47,7 @@ from indexd.index.format import (
 )
 from indexd.index.reader import IndexFileReader
 from indexd.query.message import message_fields
+from indexd.query.source import read_state
 from indexd.sparse.format import OFFSET_ENTRY, OFFSET_SUFFIX, TIME_ENTRY, TIME_SUFFIX, base_of_name
 from indexd.sparse.sparse_index import SparseIndex
 from indexd.storage.disk import Disk, DiskFile
@@ -216,18 +216,17 @@ class _Inspector:
         return max(begin or 0, first), first + used if end is None else end
 
     def _small(self, path: Path) -> Iterator[Row]:
+        if path.name == "frontier":
+            read_frontier(self.disk, path)  # which says what is wrong with it
         data = self.disk.read(path)
         if path.name == "checkpoint":
             row = _members(asdict(StoreCheckpoint.unpack(data, path)))
         elif path.name == "abort":
             row = {"pid": data[:64].decode("ascii", "replace").strip()}
         else:
-            if path.name == "frontier":
-                read_frontier(self.disk, path)  # which says what is wrong with it
-            try:
-                row = dict(json.loads(data))
-            except (ValueError, TypeError):
-                raise UsageError(f"{path} is no state of indexd", "name a data directory") from None
+            row = read_state(self.disk, path)
+        if not row:
+            raise UsageError(f"{path} is no state of indexd", "name a data directory")
         yield {"kind": path.name, "path": str(path), **row}
 
     def _index(self, path: Path) -> Iterator[Row]:

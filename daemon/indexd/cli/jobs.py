@@ -31,10 +31,17 @@ from indexd.cli.output import (
     values,
     wants_json,
 )
-from indexd.config import Config, flag_name, parse_millis
-from indexd.config.compiled import prepare_compiler
-from indexd.config.load import check_outside
-from indexd.config.units import parse_count, parse_path, parse_place, printable
+from indexd.config import (
+    Config,
+    check_outside,
+    flag_name,
+    parse_count,
+    parse_millis,
+    parse_path,
+    parse_place,
+    prepare_compiler,
+    printable,
+)
 from indexd.errors import UsageError
 from indexd.pages.wording import counted, show_size
 from indexd.query.message import TIME_MAX, TIME_MIN
@@ -425,22 +432,18 @@ def verify(args: argparse.Namespace, config: Config) -> int:
             return EXIT_FINDINGS if len(report.findings) else 0
         for note in report.notes:
             print_line(f"not checked: {printable(note)}")
-        words = [
-            f"{report.files} index files",
-            f"{report.entries:,} entries",
-            show_size(report.bytes),
-            f"{report.units:,} units of {counted(report.queues, 'queue')}",
-            f"sparse indexes of {counted(report.segments, 'segment')}",
-        ]
         both = report.compared
-        words.append(
+        compared = (
             "not compared with the log (--deep)"
             if both is None
             else f"{both.entries:,} entries compared with {both.messages:,} messages of the log"
         )
-        found = counted(len(report.findings), "finding")
-        data = printable(str(config.store.data))
-        print_line(f"{data}: {', '.join(words)}, in {report.seconds:.2f} s: {found}")
+        print_line(
+            f"{printable(str(config.store.data))}: {report.files} index files, {report.entries:,} entries, "
+            f"{show_size(report.bytes)}, {report.units:,} units of {counted(report.queues, 'queue')}, sparse indexes "
+            f"of {counted(report.segments, 'segment')}, {compared}, in {report.seconds:.2f} s: "
+            f"{counted(len(report.findings), 'finding')}"
+        )
     return EXIT_FINDINGS if len(report.findings) else 0
 
 
@@ -541,6 +544,6 @@ def _say(args: argparse.Namespace, kind: str, report: KafkaReport, what: str) ->
         for note in notes:
             print_line(f"note: {printable(note['file'])}: {printable(note['text'])}")
         words = f"{counted(report.partitions, 'partition')}, {counted(report.figures['segments'], 'segment')}, {what}"
-        size, found = show_size(report.figures["bytes"]), counted(len(report.findings), kind)
-        print_line(f"{printable(args.directory)}: {words}, {size} in {report.seconds:.2f} s: {found}")
+        size = f"{show_size(report.figures['bytes'])} in {report.seconds:.2f} s"
+        print_line(printable(f"{args.directory}: {words}, {size}: {counted(len(report.findings), kind)}"))
     return EXIT_FINDINGS if len(report.findings) else 0

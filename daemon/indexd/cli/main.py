@@ -27,8 +27,7 @@ from indexd.cli.output import (
     print_line,
     print_report,
 )
-from indexd.config import Config
-from indexd.config.compiled import prepare_compiler
+from indexd.config import Config, prepare_compiler
 from indexd.demo import run_demo
 from indexd.errors import IndexdError, NoRoomError
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tqdm import tqdm
 
-from indexd.config import KEYS, SECTIONS, Config, flag_name, load
-from indexd.config.units import parse_count, printable
+from indexd.config import KEYS, SECTIONS, Config, flag_name, load, parse_count, printable
 from indexd.errors import UsageError
 from indexd.pages.wording import show_local, show_size
 

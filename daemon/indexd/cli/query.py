@@ -25,8 +25,7 @@ from indexd.cli.output import (
     wants_json,
 )
 from indexd.commitlog.decoder import Message
-from indexd.config import Config
-from indexd.config.units import printable
+from indexd.config import Config, printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
 from indexd.query import QUESTIONS, open_index, open_log

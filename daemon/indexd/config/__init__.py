@@ -9,7 +9,8 @@
 Importing this costs every command its start-up: standard library and pydantic only.
 """
 
-from indexd.config.load import DEFAULT_CONFIG_FILE, load, refuse_double_index
+from indexd.config.compiled import prepare_compiler
+from indexd.config.load import DEFAULT_CONFIG_FILE, check_outside, load, refuse_double_index
 from indexd.config.serving import (
     OFF,
     HttpConfig,
@@ -20,7 +21,17 @@ from indexd.config.serving import (
     SparkConfig,
     split_address,
 )
-from indexd.config.units import parse_millis, parse_seconds, parse_size, show_size
+from indexd.config.units import (
+    RemotePath,
+    parse_count,
+    parse_millis,
+    parse_path,
+    parse_place,
+    parse_seconds,
+    parse_size,
+    printable,
+    show_size,
+)
 
 from .model import (
     KEYS,
@@ -64,15 +75,22 @@ __all__ = [
     "QueueConfig",
     "ReaderConfig",
     "RecoveryConfig",
+    "RemotePath",
     "RemotingConfig",
     "SparkConfig",
     "StoreConfig",
+    "check_outside",
     "env_name",
     "flag_name",
     "load",
+    "parse_count",
     "parse_millis",
+    "parse_path",
+    "parse_place",
     "parse_seconds",
     "parse_size",
+    "prepare_compiler",
+    "printable",
     "refuse_double_index",
     "show_size",
     "split_address",

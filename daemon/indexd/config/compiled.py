@@ -8,15 +8,16 @@ nobody but this user and root may be able to put anything there.
 from __future__ import annotations
 
 import atexit
+import grp
 import hashlib
 import os
+import pwd
 import shutil
+import stat
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-
-from indexd.config.load import make_private, why_not_trusted
 
 from ..errors import UsageError
 from .model import state_directory
@@ -75,3 +76,35 @@ def needs_compiling() -> bool:
 
 def _folders(path: Path) -> list[Path]:
     return [each for each in path.iterdir() if each.is_dir()]
+
+
+def make_private(path: Path) -> None:
+    """Make a directory and its parents as a data directory is made, whatever the umask."""
+    for step in reversed((path, *path.parents)):
+        if not step.exists():
+            step.mkdir(mode=0o700)
+            step.chmod(0o750)
+
+
+def why_not_trusted(path: Path) -> str | None:
+    """Who else could put something into ``path``, which is resolved, or make it; None for root and this user alone."""
+    for step in (path, *path.parents):
+        if not step.exists():
+            continue
+        status = step.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{step} belongs to user {status.st_uid}"
+        others = stat.S_IWOTH | (0 if _is_of_one(status) else stat.S_IWGRP)
+        # Where all may make files and nobody may touch another's, as in /tmp, a folder stays whose it is.
+        if status.st_mode & others and not (status.st_mode & stat.S_ISVTX and step != path):
+            return f"others may write to {step}"
+    return None
+
+
+def _is_of_one(status: os.stat_result) -> bool:
+    # A group that is called as its one user, as many systems give to each: their umask is 002.
+    try:
+        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

@@ -56,9 +56,8 @@ def state_directory(environ: Mapping[str, str]) -> Path:
     if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return Path(given)
     for name, below in (("XDG_STATE_HOME", "indexd"), ("HOME", ".local/state/indexd")):
-        base = environ.get(name, "")
-        if base.startswith("/"):
-            return Path(base) / below
+        if environ.get(name, "").startswith("/"):
+            return Path(environ[name]) / below
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local/state/indexd"
     except KeyError:
@@ -341,8 +340,6 @@ SECTIONS = (
 )
 ENV_PREFIX = "INDEXD_"
 
-_DATA_DEFAULT = "$STATE_DIRECTORY, else $XDG_STATE_HOME/indexd, else ~/.local/state/indexd"
-
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
@@ -380,7 +377,9 @@ def _info(section: str, field: FieldInfo) -> KeyInfo:
     return KeyInfo(
         section=section,
         type=kind.name,
-        default=_DATA_DEFAULT if field.default_factory else kind.show(field.default),
+        default="$STATE_DIRECTORY, else $XDG_STATE_HOME/indexd, else ~/.local/state/indexd"
+        if field.default_factory
+        else kind.show(field.default),
         description=field.description or "",
         repeats=kind.repeats,
         bounds=" to ".join(limits),

@@ -277,9 +277,15 @@ parse_master = matching(
     rf"{LOCAL.pattern}|local-cluster\[ *{_COUNT} *, *{_COUNT} *, *[0-9]+ *\]|spark://.+|yarn|k8s://.+",
     "is not a master of Spark: write local[*], spark://host:7077, yarn or k8s://https://host:443",
 )
-_parse_remote = matching(
-    r"sc://[^/].*", "is not the address of a Spark Connect server: write sc://host, or sc://host:15002/;token=..."
-)
+Remote = Annotated[
+    str,
+    BeforeValidator(
+        matching(
+            r"sc://[^/].*",
+            "is not the address of a Spark Connect server: write sc://host, or sc://host:15002/;token=...",
+        )
+    ),
+]
 
 
 def _parse_pair(value: object) -> tuple[str, str]:
@@ -312,8 +318,8 @@ class SparkConfig(Stage):
     master: Annotated[str, BeforeValidator(parse_master), Kind("master", str)] = Field(
         default="local[*]", description="Where a job of Spark runs: local[*], spark://host:7077, yarn, k8s://...; a URL"
     )
-    remote: Annotated[Annotated[str, BeforeValidator(_parse_remote)] | None, Kind("remote", lambda _: "not set")] = (
-        Field(default=None, description="The Spark Connect server to use in place of a master: sc://host; a URL")
+    remote: Annotated[Remote | None, Kind("remote", lambda _: "not set")] = Field(
+        default=None, description="The Spark Connect server to use in place of a master: sc://host; a URL"
     )
     conf: Conf = Field(default=(), description="Spark's own keys, over all defaults of indexd; key=value, repeated")
     java_home: OptionalPath = Field(

@@ -80,9 +80,8 @@ parse_ratio = _numbers({"": 1, "%": Fraction(1, 100)}, "is not a ratio: write 0.
 
 def parse_java_int(value: object) -> int:
     """A number of broker.conf as Java reads it: 32 bits, without a unit."""
-    number = int(value) if isinstance(value, int) or (isinstance(value, str) and _JAVA_INT.fullmatch(value)) else None
-    if number is not None and -(2**31) <= number < 2**31:
-        return number
+    if _JAVA_INT.fullmatch(str(value)) and -(2**31) <= int(str(value)) < 2**31:
+        return int(str(value))
     raise ValueError("is not a whole number of 32 bits; the broker ignores it and uses its default")
 
 

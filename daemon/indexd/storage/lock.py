@@ -183,8 +183,11 @@ def _look(fd: int, path: Path, proc: Path) -> BrokerLock:
     if pid is not None:
         return BrokerLock(True, pid, "proc", "it has the lock file open and does not hold the lock: it is loading")
     if hidden is not None:
-        why = f"the lock is free, and process {hidden}, a broker by its command line, may not be looked into"
-        return BrokerLock(None, None, "unknown", f"{why}: it may be loading this store; run as its user")
+        why = (
+            f"the lock is free, and process {hidden}, a broker by its command line, may not be looked into: "
+            "it may be loading this store; run as its user"
+        )
+        return BrokerLock(None, None, "unknown", why)
     shared = _SHARED.get(_file_system(fd))
     if shared is not None:
         return BrokerLock(None, None, "unknown", f"the lock is free here, but {path} is on {shared}: ask its host")
@@ -214,11 +217,7 @@ def _has_open(process: Path, path: Path, status: os.stat_result | None) -> bool:
             # Its name first: a look at each open file may wait for a server that is gone.
             if not target.removesuffix(_DELETED).endswith("/" + path.name):
                 continue
-            if status is None:
-                is_it = target == f"{path.resolve()}{_DELETED}"
-            else:
-                found = link.stat()
-                is_it = (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+            is_it = os.path.samestat(link.stat(), status) if status else target == f"{path.resolve()}{_DELETED}"
             # Whoever looks as we do has it open for reading only.
             flags = _FLAGS.search((process / "fdinfo" / link.name).read_text("ascii")) if is_it else None
             if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:

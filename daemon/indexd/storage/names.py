@@ -37,8 +37,7 @@ def next_index_name(now: float, last: str | None) -> str:
     new file before older ones. Here the number goes on from ``last`` in both cases.
     """
     millis = int(now * 1000)
-    local = time.localtime(millis // 1000)
-    name = f"{time.strftime('%Y%m%d%H%M%S', local)}{millis % 1000:03d}"
+    name = f"{time.strftime('%Y%m%d%H%M%S', time.localtime(millis // 1000))}{millis % 1000:03d}"
     if last is not None and name <= last:
         return f"{int(last) + 1:0{INDEX_DIGITS}d}"
     return name
@@ -51,8 +50,7 @@ def absolute(path: Path) -> Path:
 
 def building_of(out: Path) -> Path:
     """The directory beside ``out`` in which a rebuild makes it."""
-    out = absolute(out)
-    return out.with_name(out.name + ".building")
+    return Path(f"{absolute(out)}.building")
 
 
 class DataFiles:

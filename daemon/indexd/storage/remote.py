@@ -12,8 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexd.config import Config
-from indexd.config.units import RemotePath
+from indexd.config import Config, RemotePath
 from indexd.errors import DiskError, UsageError
 from indexd.storage.disk import Disk, DiskFile, Stamp
 
