@@ -310,7 +310,7 @@ def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instanc
     end = write_log(tmp_path / "other", 3000)
     with beside(instance, watches, tmp_path / "other") as daemon:
         daemon.reader.log_limit = None
-        wait_for(lambda: daemon.state.lag().bytes == end)
+        wait_for(lambda: daemon.state.row()["dispatchBehindBytes"] == end)
         while not daemon.state.meter.is_at_end:
             daemon._poll()
         assert daemon.state.row()["commitLogMaxOffset"] == daemon.reader.position

@@ -26,13 +26,11 @@ from indexd.audit import (
 )
 from indexd.audit.page import lines
 from indexd.audit.queues import QueuesAudit, join_queues, why_not
-from indexd.cli.output import show_time
 from indexd.commitlog.reader import LogReader
 from indexd.config import Config, load
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
-from indexd.pages.wording import show_size
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
@@ -114,7 +112,7 @@ def rows_of(found: Audit) -> list[dict[str, Any]]:
 
 def words_of(report: AuditReport) -> list[str]:
     """What a terminal shows."""
-    return list(lines(report, show_size, show_time))
+    return list(lines(report))
 
 
 def key_texts(message: NaiveMessage, flavour: str) -> list[str]:

@@ -27,7 +27,7 @@ from indexd.index.file import IndexService
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery import open as open_module
 from indexd.recovery.recover import NO_DAMAGE, Damage
-from indexd.serve.daemon_status import DaemonStatus
+from indexd.serve.daemon_status import DaemonStatus, Histogram
 from indexd.service import start as start_module
 from indexd.service.daemon import can_wait
 from indexd.service.instance import Instance, Starts
@@ -160,8 +160,8 @@ class SilentLog:
 class _HeldLock(DirectoryLock):
     """The lock is real files and no disk's matter: in a simulation there is one daemon at a time."""
 
-    def is_held(self) -> bool:
-        return True
+    def renew(self) -> bool:
+        return False
 
 
 class SimDaemon:
@@ -185,7 +185,7 @@ class SimDaemon:
         own = lock, self.starts, DaemonStatus(config), Notifier(None, None), self.log
         instance = Instance(config, lambda: config, disk, self.files, *own)
         self.opened = open_for_run(instance, forced=forced, damage=damage)
-        self.watch = DirectoryWatch(disk, self.files, lock, self.opened.pipeline.frontier)
+        self.watch = DirectoryWatch(disk, self.files, self.opened.pipeline.frontier)
         self.pipeline, self.reader = self.opened.pipeline, self.opened.reader
         #: Read and not built yet; the parts of it that a drain has taken are done first.
         self.queue: list[Item] = []
@@ -197,7 +197,7 @@ class SimDaemon:
         self.is_waiting = False
         self.must_flush = False
         self._state = DaemonState(
-            self.reader, self.pipeline, DispatchQueue(1, 1), ReputState(), EventReporter(lambda: self.log)
+            self.reader, self.pipeline, DispatchQueue(1, 1), ReputState(), EventReporter(lambda: self.log), Histogram()
         )
 
     def read(self, polls: int = _POLLS_MAX) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from indexd.audit.causes import LOG_CAUSES
@@ -56,22 +56,20 @@ _ROWS_MAX = 100
 _TEXT_LONGEST = 400
 
 
-def lines(report: AuditReport, size_words: Callable[[float], str], time_words: Callable[[int], str]) -> Iterator[str]:
+def lines(report: AuditReport) -> Iterator[str]:
     """All of it for a terminal, a line each; the first is the verdict."""
     yield verdict_line(report)
-    for section in sections(report, size_words, time_words):
+    for section in sections(report):
         yield from section.words
 
 
-def sections(
-    report: AuditReport, size_words: Callable[[float], str] = show_size, time_words: Callable[[int], str] = show_local
-) -> list[Section]:
+def sections(report: AuditReport) -> list[Section]:
     """Everything but the verdict."""
     # Without a message nothing can be said of a crash.
     said = [f"crash: {line}" for line in report.crash.lines()] if not report.entries_without_log else []
-    measured = [broker_line(report), flavour_line(report), *coverage_lines(report, size_words)]
+    measured = [broker_line(report), flavour_line(report), *coverage_lines(report)]
     found = [
-        Section("Holes", list(_hole_lines(report, size_words, time_words))),
+        Section("Holes", list(_hole_lines(report))),
         Section("Findings", list(_finding_lines(report))),
         Section("What the broker answers today", report.answers.lines() if report.answers is not None else []),
         Section("ConsumeQueues", report.queues.lines() if report.queues is not None else []),
@@ -81,17 +79,15 @@ def sections(
     return [section for section in found if section.words]
 
 
-def _hole_lines(
-    report: AuditReport, size_words: Callable[[float], str], time_words: Callable[[int], str]
-) -> Iterator[str]:
+def _hole_lines(report: AuditReport) -> Iterator[str]:
     found = report.audit
     largest = _largest(report, _HOLES_SHOWN)
     for at in sorted(largest):  # in the order of the log
         hole, cause = found.holes[at], report.causes[at]
         where = "to the end of the log" if hole == found.tail else f"to {hole.end}"
-        times = f"stored {time_words(hole.begin_timestamp)} to {time_words(hole.end_timestamp)}"
+        times = f"stored {show_local(hole.begin_timestamp)} to {show_local(hole.end_timestamp)}"
         lost = f"{counted(hole.keys, 'key')} of {counted(hole.messages, 'message')} not findable"
-        yield f"hole: {times}, log bytes {hole.begin} {where} ({size_words(hole.size)}): {lost}"
+        yield f"hole: {times}, log bytes {hole.begin} {where} ({show_size(hole.size)}): {lost}"
         yield f"  likely cause: {cause.words}"
         yield from (f"  - {_cut(fact)}" for fact in cause.evidence)
     if found.hole_count > len(largest):
@@ -182,7 +178,7 @@ def flavour_line(report: AuditReport) -> str:
     return f"flavour: {', '.join(eras)} ({'as given' if found.is_flavour_given else why})"
 
 
-def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = show_size) -> Iterator[str]:
+def coverage_lines(report: AuditReport) -> Iterator[str]:
     """What was read and compared, and what could not be."""
     found = report.audit
     more = (
@@ -203,13 +199,13 @@ def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = sho
     )
     yield (
         f"covered: {printable(report.store)}, log bytes {found.log_begin} to {found.log_end} "
-        f"({size_words(found.log_size)}, {counted(found.messages, 'message')}), "
+        f"({show_size(found.log_size)}, {counted(found.messages, 'message')}), "
         f"{counted(len(found.files), 'index file')}, {'; '.join(words for holds, words in more if holds)}"
     )
     for gap in found.expired[:_CUTS_SHOWN]:
         yield f"not covered: log bytes {gap.begin} to {gap.end}: they expired before they could be read"
     for gap in found.gaps[:_CUTS_SHOWN]:
-        size = size_words(gap.end - gap.begin)
+        size = show_size(gap.end - gap.begin)
         yield f"not covered: log bytes {gap.begin} to {gap.end} ({size}): {printable(gap.reason)}"
     if len(found.gaps) > _CUTS_SHOWN:
         yield f"and {counted(len(found.gaps) - _CUTS_SHOWN, 'more range')} that could not be read"

@@ -22,7 +22,6 @@ from indexd.cli.output import (
     print_json,
     print_line,
     progress_bar,
-    show_time,
     typed,
     wants_json,
 )
@@ -106,7 +105,7 @@ def audit(args: argparse.Namespace, config: Config) -> int:
             for row in report.rows():
                 print_json(row)
         else:
-            for line in lines(report, show_size, show_time):
+            for line in lines(report):
                 print_line(line)
     if args.report is not None:
         # The last thing done: what was found is on standard output, whatever becomes of the page.

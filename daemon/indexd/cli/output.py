@@ -62,7 +62,7 @@ def show_field(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"{len(value)} of them" if len(value) > _LIST_MAX else printable(", ".join(map(str, value))) or "-"
     if name.endswith("imestamp") and value:
-        return f"{value} ({show_time(value)})"
+        return f"{value} ({show_local(value)})"
     if name in ("size", "bytes") and value is not None:
         return f"{value} ({show_size(value)})"
     return "-" if value is None else printable(str(value))
@@ -118,10 +118,6 @@ def print_findings(findings: Findings, *, json_lines: bool, kind: str = "finding
     for what, count in findings.counts.items() if not json_lines else ():
         if count > min(shown[what], _LINES_PER_KIND):
             print_line(f"and {count - min(shown[what], _LINES_PER_KIND):,} more of the kind {what}")
-
-
-#: A time to the millisecond, on this machine's clock.
-show_time = partial(show_local, exact=True)
 
 
 def typed(parse: Callable[[Any], V], least: float | None = None, most: float = float("inf")) -> Callable[[str], V]:

@@ -20,7 +20,6 @@ from indexd.cli.output import (
     print_fields,
     print_json,
     print_line,
-    show_time,
     table_lines,
     wants_json,
 )
@@ -28,6 +27,7 @@ from indexd.commitlog.decoder import Message
 from indexd.config import Config, printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
+from indexd.pages.wording import show_local
 from indexd.query import QUESTIONS, open_index, open_log
 from indexd.query.message import NotFound, message_fields, unpack_body
 from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, ask, make_question
@@ -175,7 +175,7 @@ def _print_answer(answer: Any) -> None:
 
 
 def _time(millis: int | None) -> str | None:
-    return None if millis is None else show_time(millis)
+    return None if millis is None else show_local(millis)
 
 
 def coverage_line(coverage: Coverage) -> str:

@@ -78,24 +78,20 @@ def register(commands: Any, common: Parser) -> None:
 
 def status(args: argparse.Namespace, config: Config) -> int:
     """Look and show; 1 when the last look found something that needs an operator."""
-    asker, code = Asker(config, args.ca), 0
-    clear = _CLEAR if args.watch is not None and sys.stdout.isatty() else ""
-    between = [""] if args.watch is not None and not clear else []
-    try:
-        while True:
-            look = asker.look()
-            code = int(bool(look.findings))
-            if wants_json(args):
-                print_json(look.to_json())
-            else:
-                # In one piece, so that Ctrl-C leaves a whole look on the terminal.
-                print_line(clear + "\n".join([*draw(look), *between]))
-            sys.stdout.flush()
-            if args.watch is None:
-                return code
-            time.sleep(args.watch)
-    except BrokenPipeError:  # who reads has enough: this look was the last
-        return code
+    asker, before = Asker(config, args.ca), ""
+    if args.watch is not None:
+        before = _CLEAR if sys.stdout.isatty() else "\n"
+    while True:
+        look = asker.look()
+        if wants_json(args):
+            print_json(look.to_json())
+        else:
+            # In one piece, so that Ctrl-C leaves a whole look on the terminal.
+            print_line(before + "\n".join(draw(look)))
+        if args.watch is None:
+            return int(bool(look.findings))
+        sys.stdout.flush()
+        time.sleep(args.watch)
 
 
 # --- asking
@@ -105,6 +101,8 @@ def status(args: argparse.Namespace, config: Config) -> int:
 class StatusSample:
     """The figures of one moment: ``row`` as the daemon's status has them, at ``at`` (Unix seconds), and who said so.
 
+    Its ``phase`` is the daemon's, or ``stopped``, ``crashed`` or ``unreachable``; the last of these has a ``lastPhase``
+    if the daemon wrote down where it stands.
     ``events`` are the last ones, oldest first. ``findings`` need an operator, ``notes`` do not. ``age`` is how many
     seconds before the look the figures were written down.
     """
@@ -116,14 +114,6 @@ class StatusSample:
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     age: float = 0.0
-
-    @property
-    def phase(self) -> str:
-        """``opening``, ``recovering``, ``running``, ``stopping``; of our own ``stopped``, ``crashed``, ``unreachable``.
-
-        One that is unreachable has a ``lastPhase`` if it wrote down where it stands.
-        """
-        return str(self.row.get("phase", "running"))
 
     def to_json(self) -> Row:
         """The row, and beside it who was asked, when, and the rest."""
@@ -139,11 +129,11 @@ class StatusSample:
 
 
 class NoAnswerError(Exception):
-    """Nothing came over HTTP, or nothing of use; ``status`` is HTTP's, 0 without an answer."""
+    """Nothing came over HTTP, or nothing of use."""
 
-    def __init__(self, reason: str, status: int = 0) -> None:
-        super().__init__(reason)
-        self.status = status
+
+class RefusedError(NoAnswerError):
+    """Another token is wanted."""
 
 
 class Asker:
@@ -185,18 +175,16 @@ class Asker:
         state = read_state(self._disk, self._files.state)
         if state.get("pid") != pid:
             return StatusSample({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
-        address, findings = state.get("http"), list[str]()
-        if not _is_address(address):
-            return self._written(state, findings, ["it serves no HTTP, so this is what it wrote down last"])
-        notes = [f"HTTP at {address} is served by another process"]
-        try:
-            look = self._over_http(address)
-            if look.row.get("pid") == pid:
-                return look
-        except NoAnswerError as error:
-            notes = [f"HTTP at {address}: {error}"]
-            if error.status not in _REFUSED:
-                findings, notes = notes, []
+        address, findings, notes = state.get("http"), [], ["it serves no HTTP, so this is what it wrote down last"]
+        if _is_address(address):
+            notes = [f"HTTP at {address} is served by another process"]
+            try:
+                look = self._over_http(address)
+                if look.row.get("pid") == pid:
+                    return look
+            except NoAnswerError as error:
+                said = [f"HTTP at {address}: {error}"]
+                findings, notes = ([], said) if isinstance(error, RefusedError) else (said, [])
         return self._written(state, findings, notes)
 
     def _is_flag(self, key: str) -> bool:
@@ -228,15 +216,14 @@ class Asker:
                 connection.request("GET", path, headers=self._headers)
                 answer = connection.getresponse()
                 body = answer.read(_ANSWER_BYTES_MAX)
-            except TimeoutError as error:
-                raise NoAnswerError(f"no answer within {_TIMEOUT_SECONDS:g} s") from error
             except (OSError, http.HTTPException) as error:
-                words = getattr(error, "strerror", None) or str(error)
+                words = getattr(error, "strerror", None) or str(error)  # or "timed out"
                 if isinstance(error, ConnectionResetError | http.BadStatusLine):
                     words += "; if it speaks https, name its certificate with --ca"
                 raise NoAnswerError(words if self._tls is None else f"TLS: {words}") from error
         if answer.status != http.OK:
-            raise NoAnswerError(f"{answer.status} {answer.reason}", answer.status)
+            kind = RefusedError if answer.status in _REFUSED else NoAnswerError
+            raise kind(f"{answer.status} {answer.reason}")
         try:
             return from_text64(json.loads(body))
         except ValueError as error:
@@ -246,10 +233,10 @@ class Asker:
         asked = f"{self._scheme}://{address}"
         try:
             return self._over_http(address)
+        except RefusedError as error:
+            hint = "name the file that holds it with --http-token-file"
+            raise UsageError(f"{address} wants another token: {error}", hint) from error
         except NoAnswerError as error:
-            if error.status in _REFUSED:
-                hint = "name the file that holds it with --http-token-file"
-                raise UsageError(f"{address} wants another token: {error}", hint) from error
             return StatusSample({"phase": "unreachable"}, asked, findings=[f"no answer from {asked}: {error}"])
 
     def _over_http(self, address: str) -> StatusSample:
@@ -323,7 +310,8 @@ def from_text64(value: Any, name: str = "") -> Any:
 
 def draw(look: StatusSample) -> Iterator[str]:
     """A look as lines of plain text: what is the matter, how far behind it is, then the rest."""
-    row, phase = look.row, look.phase
+    row = look.row
+    phase = row["phase"]
     if "lastPhase" in row:
         phase = f"does not answer (figures are {_span(look.age)} old)"
     words = [

@@ -70,10 +70,11 @@ def show_utc(millis: int | None, *, seconds: bool = False) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}.{millis % 1000:03d}" if seconds else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def show_local(millis: int, *, exact: bool = False) -> str:
-    """A time on this machine's clock, to the second, or to the millisecond with its zone; else as ``show_utc``."""
+def show_local(millis: int) -> str:
+    """A time on this machine's clock, with its zone; the bare number where no calendar has it."""
     try:
         moment = datetime.fromtimestamp(millis // 1000, tz=UTC).astimezone()
+        return f"{moment:%Y-%m-%d %H:%M:%S}.{millis % 1000:03d} {moment:%Z}"
     except (OverflowError, OSError, ValueError):
         return f"{millis:,} ms"
     return f"{moment:%Y-%m-%d %H:%M:%S}" + (f".{millis % 1000:03d} {moment:%Z}" if exact else "")

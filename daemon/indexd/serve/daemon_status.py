@@ -410,11 +410,14 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class Histogram:
-    """Counts by upper bound, the last of all that is longer; ``total`` is their sum in seconds. For any thread."""
+    """Counts by upper bound, the last of all that is longer; ``total`` is their sum in seconds. For any thread.
+
+    ``last`` is what was observed last.
+    """
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
-        self.total = 0.0
+        self.total = self.last = 0.0
         self._lock = threading.Lock()
 
     @property
@@ -427,6 +430,7 @@ class Histogram:
         with self._lock:
             self._counts[bisect_left(BOUNDS, seconds)] += times
             self.total += seconds * times
+            self.last = seconds
 
     def cumulative(self) -> list[tuple[str, int]]:
         """(upper bound as Prometheus writes it, how many took no longer); the last is ``+Inf``."""

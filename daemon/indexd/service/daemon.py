@@ -35,6 +35,8 @@ _BEAT_SECONDS = 2.0
 _STOPPED_SECONDS = 5.0
 # An interval that a HUP has changed is followed within that time.
 _SCRUB_LOOK_SECONDS = 5.0
+# Names in one line of the log.
+_NAMES_MAX = 20
 
 
 class Daemon:
@@ -43,11 +45,13 @@ class Daemon:
     def __init__(self, instance: Instance, opened: Opened) -> None:
         self._instance, self._board, self._notifier = instance, instance.board, instance.notifier
         self.pipeline, self.reader = opened.pipeline, opened.reader
-        self._watch = DirectoryWatch(instance.disk, instance.files, instance.lock, opened.pipeline.frontier)
+        self._watch = DirectoryWatch(instance.disk, instance.files, opened.pipeline.frontier)
         self.queue = DispatchQueue(instance.config.queue.queue_rows, instance.config.queue.queue_bytes)
         self.reput = ReputState()
         self._tell = EventReporter(lambda: instance.log)
-        self.state = DaemonState(self.reader, self.pipeline, self.queue, self.reput, self._tell)
+        self.state = DaemonState(
+            self.reader, self.pipeline, self.queue, self.reput, self._tell, instance.board.drain_seconds
+        )
         self._stop = asyncio.Event()
         self._stop_reading = threading.Event()
         self._drained = asyncio.Event()
@@ -182,9 +186,7 @@ class Daemon:
         self.state.meter.take([])
         self._liveness.sign("build", self._instance.config.queue.drain_interval)
         if has_items:
-            self._tell.drains += 1
-            self._tell.drain_seconds = time.monotonic() - started
-            self._board.drain_seconds.observe(self._tell.drain_seconds)
+            self._board.drain_seconds.observe(time.monotonic() - started)
         if self._tell.has_rolled(self.pipeline.index.rolls, self.pipeline.built.phy_offset):
             self._flush_due.set()
 
@@ -203,14 +205,16 @@ class Daemon:
                 self.pipeline.detector.remember_tail(self.pipeline.built.phy_offset)
         finally:
             self._write_state()
-        self._tell.expired(removed)
+        if removed:
+            self._log.info("expired_files", files=len(removed), names=removed[:_NAMES_MAX])
         for output in self.pipeline.outputs:
             self._tell.left_out(output.left_out())
         if self.reput.caught_up or self.reput.corrupt is not None:
             self._instance.starts.forget()
 
     def _look_after_files(self) -> None:
-        restored = self._watch.keep_lock()
+        lock = self._instance.lock
+        restored = [self._instance.files.lock.name] if lock.renew() else []
         if "build" not in self._tell.problems:  # while a drain is tried again the files are not as they were left
             self._watch.check_index(self.pipeline)
             self._watch.check_beside(self.pipeline)
@@ -222,12 +226,12 @@ class Daemon:
             self._must_flush = self._must_flush or bool({"frontier", "checkpoint"} & set(restored))
 
     def _write_state(self) -> None:
+        problem = None
         try:
             write_state(self._instance.disk, self._instance.files, self._board.row())
         except DiskError as error:
-            self._tell.state_written(error)
-        else:
-            self._tell.state_written(None)
+            problem = error
+        self._tell.state_written(problem)
 
     async def _flush(self) -> None:
         while not self._drained.is_set():
@@ -297,8 +301,11 @@ class Daemon:
 
     def _status(self) -> str:
         # One line: how far behind, or what is in the way.
-        lag, corrupt = self.state.lag(), self.reput.corrupt
-        behind = f"{lag.bytes} bytes and {lag.milliseconds} ms behind, at offset {self.pipeline.progress.phy_offset}"
+        row, corrupt = self.state.row(), self.reput.corrupt
+        behind = (
+            f"{row['dispatchBehindBytes']} bytes and {row['dispatchBehindMilliseconds']} ms behind, "
+            f"at offset {row['phyOffset']}"
+        )
         for stage, error in self._tell.problems.items():
             return f"waiting ({stage}): {error.line()}; {behind}"
         if corrupt is not None:

@@ -121,8 +121,7 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
     # None after a stop, or what makes another opening necessary.
     daemon = None
     try:
-        if not instance.lock.is_held():
-            instance.lock.acquire()
+        instance.lock.renew()
         instance.starts.begin()
         opened = open_for_run(instance, damage=damage, check_stop=wish.check, log_limit=around.log_limit)
         wish.check()

@@ -21,16 +21,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
 from indexd.consumequeue.format import UNIT_SIZE, file_name, queue_directory
-from indexd.dispatch.reput import DispatchQueue, Item, ReputState, Waiting, oldest_timestamp
+from indexd.dispatch.reput import DispatchQueue, Item, ReputState, oldest_timestamp
 from indexd.errors import DiskError, DisturbedError, IndexdError
 from indexd.flush.frontier import Frontier, write_abort
 from indexd.flush.pipeline import Pipeline
+from indexd.serve.daemon_status import Histogram, Row
 from indexd.service.log import Logger
 from indexd.sparse.format import (
     OFFSET_ENTRY_SIZE,
@@ -40,7 +41,6 @@ from indexd.sparse.format import (
     time_index_name,
 )
 from indexd.storage.disk import Disk, Stamp
-from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
 # The tail loop looks many times a second; if it has not for so long, the log may have gone on unseen.
@@ -70,15 +70,13 @@ class LagMeter:
         #: Where whole messages stand that the reader may not believe, for some time; None: nowhere.
         self.held_at: int | None = None
         # When the reader last stood at the end of the log, and when it looked at all; Unix time.
-        self._at_end: float | None = None
-        self._is_at_end = self._is_waiting = False
+        self._at_end = 0.0
+        #: The reader's last look found it at the end of the log.
+        self.is_at_end = False
+        self._is_waiting = False
         self._looked = self._started
-        self._taken = Waiting()
-
-    @property
-    def is_at_end(self) -> bool:
-        """The reader's last look found it at the end of the log."""
-        return self._is_at_end
+        # The store timestamp of the first message that is being built.
+        self._taken: int | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -92,13 +90,13 @@ class LagMeter:
         """
         self._looked = now = self._clock()
         self._is_waiting = is_at_end
-        self._is_at_end = is_at_end and position != self.held_at
-        if self._is_at_end:
+        self.is_at_end = is_at_end and position != self.held_at
+        if self.is_at_end:
             self._at_end, self.seen_end = now, position
 
     def take(self, items: list[Item]) -> None:
         """These are being built; none: all that was taken is."""
-        self._taken = Waiting(store_timestamp=oldest_timestamp(items))
+        self._taken = oldest_timestamp(items)
 
     def measure(self, built: Frontier, queue: DispatchQueue, reader: LogReader, reput: ReputState) -> Lag:
         """How far ``built`` is behind.
@@ -107,7 +105,7 @@ class LagMeter:
         ``seen_end``; the milliseconds are at most: since it last stood at the end or, if that is later, since the
         newest message that it read; and what it has not read counts as messages of the size of those it has read.
         """
-        taken, waiting = self._taken, queue.waiting
+        known = [stamp for stamp in (self._taken, queue.waiting.store_timestamp) if stamp is not None]
         counters, position, newest = reader.counters, reader.position, reader.newest_timestamp
         if newest == UNREADABLE_TIMESTAMP:
             newest = reader.last_timestamp
@@ -116,27 +114,21 @@ class LagMeter:
         end = max(self.seen_end, position)
         behind = max(end - built.phy_offset, 0)
         messages = max(self._messages + read_messages - built.messages, 0)
-        if end > position:
-            mean = read_bytes / read_messages if read_messages else 0.0
-            messages += round((end - position) / mean) if mean else 0
-        known = [stamp for stamp in (taken.store_timestamp, waiting.store_timestamp) if stamp is not None]
+        if end > position and read_bytes:
+            messages += round((end - position) * read_messages / read_bytes)
         if known and behind:  # else they were built a moment ago
             millis = int(now * 1000) - min(known)
         elif (
             end > position
-            or (behind > 0 and not self._is_at_end)  # what was read a moment ago is not waiting yet
+            or (behind > 0 and not self.is_at_end)  # what was read a moment ago is not waiting yet
             or reput.problem is not None
             or now - self._looked > _FRESH_SECONDS
         ):
-            since = max(self._at_end or 0.0, newest / 1000)
-            millis = int((now - (since if since > 0 else self._started)) * 1000)
+            since = max(self._at_end, newest / 1000, 0.0) or self._started
+            millis = int((now - since) * 1000)
         else:
             millis = 0
         return Lag(end, behind, max(millis, 0), messages)
-
-
-# Names in one line of the log.
-_NAMES_MAX = 20
 
 
 class EventReporter:
@@ -151,8 +143,6 @@ class EventReporter:
         self.problems: Mapping[str, IndexdError] = {}
         #: Times that the reader came to stand at bytes that are no frame.
         self.corrupt_found = 0
-        #: Drains with something to build, and how long the last one took.
-        self.drains, self.drain_seconds = 0, 0.0
         self._rolls = 0
         self._left_out: set[str] = set()
         self._is_state_written = True
@@ -188,11 +178,6 @@ class EventReporter:
             self._log().info("rolled", files=files, phy_offset=phy_offset)
         return bool(files)
 
-    def expired(self, names: list[str]) -> None:
-        """Files that only point before the log's begin are no longer used."""
-        if names:
-            self._log().info("expired_files", files=len(names), names=names[:_NAMES_MAX])
-
     def left_out(self, reasons: Mapping[str, int]) -> None:
         """Once a reason, when the first such message comes; how many there are stands in the state."""
         for reason in {reason for reason, count in reasons.items() if count} - self._left_out:
@@ -215,9 +200,6 @@ class EventReporter:
         self._stalled = names
 
 
-Row = dict[str, Any]
-
-
 class DaemonState:
     """The figures of one opened data directory. ``row`` may be called from any thread at any time.
 
@@ -225,15 +207,17 @@ class DaemonState:
     """
 
     def __init__(
-        self, reader: LogReader, pipeline: Pipeline, queue: DispatchQueue, reput: ReputState, reporter: EventReporter
+        self,
+        reader: LogReader,
+        pipeline: Pipeline,
+        queue: DispatchQueue,
+        reput: ReputState,
+        reporter: EventReporter,
+        drains: Histogram,
     ) -> None:
         self.pipeline, self.reput, self.reporter = pipeline, reput, reporter
-        self._reader, self._queue = reader, queue
+        self._reader, self._queue, self._drains = reader, queue, drains
         self.meter = LagMeter(pipeline.built.messages)
-
-    def lag(self) -> Lag:
-        """How far what can be found is behind the log."""
-        return self.meter.measure(self.pipeline.progress.frontier, self._queue, self._reader, self.reput)
 
     def row(self) -> Row:
         """The object that is written: of what is built only what is published, so that a query can rely on it."""
@@ -274,8 +258,8 @@ class DaemonState:
             "skippedBytes": read.expired_bytes + read.corrupt_bytes,
             # Those that were stood at, and those that were passed over at once.
             "corruptRecords": reporter.corrupt_found + read.corrupt_found,
-            "drains": reporter.drains,
-            "lastDrainMilliseconds": round(reporter.drain_seconds * 1000, 3) if reporter.drains else None,
+            "drains": self._drains.count,
+            "lastDrainMilliseconds": round(self._drains.last * 1000, 3) if self._drains.count else None,
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in built.uncovered],
             "staleHead": None if built.stale_head is None else built.stale_head.hex(),
             "uncoveredBytes": sum(max(gap.end - max(gap.begin, begin), 0) for gap in built.uncovered),
@@ -314,40 +298,26 @@ _LOOKS = 16
 
 
 class DirectoryWatch:
-    """Looks once a drain, in the building thread, when nothing is being written. Raises DiskError and BusyError."""
+    """Looks once a drain, in the building thread, when nothing is being written. Raises DiskError."""
 
-    def __init__(self, disk: Disk, files: DataFiles, lock: DirectoryLock, frontier: Frontier) -> None:
+    def __init__(self, disk: Disk, files: DataFiles, frontier: Frontier) -> None:
         self._disk = disk
         self._files = files
-        self._lock = lock
         self._file_size = frontier.layout.file_size
         self._queue_file_size = frontier.queue_file_size
         # What is looked at next, by kind.
         self._turns: dict[str, int] = {}
-        self._inodes: dict[str, int] = {}
-        # Name and inode of the newest file of each queue, and of each kind of sparse index, at the last look.
-        self._newest: dict[str, tuple[str, int]] = {}
-
-    def keep_lock(self) -> list[str]:
-        """Take the lock again if its file is gone; BusyError if another instance has it by now. First of all."""
-        if self._lock.is_held():
-            return []
-        self._lock.acquire()
-        return [self._files.lock.name]
+        # Of each kind of file and of each queue the newest file and its inode, at the last look.
+        self._newest: dict[str, tuple[Path, int]] = {}
 
     def check_index(self, pipeline: Pipeline) -> None:
         """Every file that was built must be as it was left after the last drain."""
-        stamps = self._disk.stamps(self._files.index) if self._disk.exists(self._files.index) else {}
         marks = pipeline.progress.frontier.index
         for mark in marks:
-            path, stamp = self._files.index / mark.name, stamps.get(mark.name)
-            self._check(path, stamp, self._file_size)
-            assert stamp is not None
-            if self._inodes.get(mark.name, stamp.inode) != stamp.inode:
-                raise DisturbedError(f"{path} was replaced by somebody else")
+            path = self._files.index / mark.name
+            stamp = self._check(path, self._file_size, "index" if mark is marks[-1] else None)
             if mark.mtime_ns and stamp.mtime_ns != mark.mtime_ns:
                 raise DisturbedError(f"{path} was written by somebody else")
-        self._inodes = {mark.name: stamps[mark.name].inode for mark in marks}
 
     def check_beside(self, pipeline: Pipeline) -> None:
         """The files of some queues and segments, in turn, must be there in their size."""
@@ -356,22 +326,16 @@ class DirectoryWatch:
             directory = queue_directory(self._files.consumequeue, mark.topic, mark.queue_id)
             first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
             for begin in range(first // size * size, end, size):
-                key = str(directory) if begin + size >= end else None
-                self._check(directory / file_name(begin), self._stamp(directory / file_name(begin)), size, key)
+                self._check(directory / file_name(begin), size, str(directory) if begin + size >= end else None)
         sparse = frontier.sparse or SparseMark(0)
         growing = () if sparse.active is None else sparse.segments[-1:]
         for segment in (*self._next("segments", sparse.sealed), *growing):
-            offsets, times = (
-                self._files.sparse / index_name(segment.base),
-                self._files.sparse / time_index_name(segment.base),
-            )
-            for path, entries, entry_size in (
-                (offsets, segment.offset_entries, OFFSET_ENTRY_SIZE),
-                (times, segment.time_entries, TIME_ENTRY_SIZE),
+            for name, entries_size in (
+                (index_name(segment.base), segment.offset_entries * OFFSET_ENTRY_SIZE),
+                (time_index_name(segment.base), segment.time_entries * TIME_ENTRY_SIZE),
             ):
-                is_growing, stamp = segment in growing, self._stamp(path)
-                size = max(entries * entry_size, stamp.size if is_growing and stamp is not None else 0)
-                self._check(path, stamp, size, path.suffix if is_growing else None)
+                path = self._files.sparse / name
+                self._check(path, entries_size, path.suffix if segment in growing else None)
 
     def restore(self, pipeline: Pipeline) -> list[str]:
         """Put back what is missing; the names. Of ``frontier`` and ``checkpoint`` the caller has to write new ones."""
@@ -390,20 +354,19 @@ class DirectoryWatch:
         self._turns[what] = begin + _LOOKS if begin + _LOOKS < len(marks) else 0
         return marks[begin : begin + _LOOKS]
 
-    def _stamp(self, path: Path) -> Stamp | None:
+    def _check(self, path: Path, size: int, newest_of: str | None) -> Stamp:
+        # ``newest_of``: a descriptor of it may be open; what is written from now on would be in a file without a name.
         try:
-            return self._disk.stamp(path)
+            stamp = self._disk.stamp(path)
         except DiskError as error:
             if not error.is_missing:
                 raise
-            return None
-
-    def _check(self, path: Path, stamp: Stamp | None, size: int, newest_of: str | None = None) -> None:
-        # ``newest_of``: a descriptor of it may be open; what is written from now on would be in a file without a name.
-        what = "removed" if stamp is None else f"cut to {stamp.size} bytes" if stamp.size != size else None
-        if what is None and stamp is not None and newest_of is not None:
-            name, inode = self._newest.get(newest_of, (path.name, stamp.inode))
-            what = "replaced" if name == path.name and inode != stamp.inode else None
-            self._newest[newest_of] = (path.name, stamp.inode)
-        if what is not None:
-            raise DisturbedError(f"{path} was {what} by somebody else")
+            raise DisturbedError(f"{path} was removed by somebody else") from None
+        if stamp.size < size:
+            raise DisturbedError(f"{path} was cut to {stamp.size} bytes by somebody else")
+        if newest_of is not None:
+            before = self._newest.get(newest_of)
+            self._newest[newest_of] = (path, stamp.inode)
+            if before is not None and before[0] == path and before[1] != stamp.inode:
+                raise DisturbedError(f"{path} was replaced by somebody else")
+        return stamp

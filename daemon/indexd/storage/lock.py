@@ -59,11 +59,16 @@ class DirectoryLock(_LockFile):
         file.truncate(0)
         file.pwrite(f"{os.getpid()}\n".encode(), 0)
 
-    def is_held(self) -> bool:
-        """Whether the lock file is still the one that was locked: nobody else can lock it then."""
+    def renew(self) -> bool:
+        """Take the lock again if its file is not the one that was locked any more; whether it was not.
+
+        BusyError if another instance has it by now.
+        """
         with MissingOk():
-            return self._file is not None and Disk().stamp(self._path).inode == self._file.stamp().inode
-        return False
+            if self._file is not None and Disk().stamp(self._path).inode == self._file.stamp().inode:
+                return False
+        self.acquire()
+        return True
 
 
 def try_exclusive(fd: int) -> bool:
