@@ -60,13 +60,14 @@ class Figure:
 
     def samples(self, row: Mapping[str, Any]) -> Samples:
         """Those of a status; what is not there or not known has none."""
-        found: list[tuple[dict[str, str], Any]] = [({}, row)]
-        for key in self.path:
-            found = [
-                (label, value[key]) for label, part in found for label, value in _parts(label, part) if key in value
-            ]
-        for label, value in found:
-            for own, number in self._values(value, row):
+        *way, name = self.path
+        found: Any = row
+        for key in way:
+            found = found.get(key) or {}
+        outputs = found if isinstance(found, list) else []
+        for part in outputs or [found]:
+            label = {"output": str(part["output"])} if outputs else {}
+            for own, number in self._values(part[name], row) if name in part else ():
                 yield label | own, number
 
     def _values(self, value: Any, row: Mapping[str, Any]) -> Samples:
@@ -80,13 +81,6 @@ class Figure:
             yield {}, len(value)
         elif isinstance(value, int | float):
             yield {}, value * self.scale
-
-
-def _parts(label: dict[str, str], value: Any) -> list[tuple[dict[str, str], Mapping[str, Any]]]:
-    # A part of a status; of a list each, which are the outputs.
-    if isinstance(value, list):
-        return [(label | {"output": str(part["output"])}, part) for part in value]
-    return [(label, value)] if isinstance(value, Mapping) else []
 
 
 def _labelled(names: tuple[str, ...], value: Mapping[str, Any], every: tuple[str, ...] = ()) -> Samples:
@@ -442,19 +436,8 @@ RESULTS = ("found", "empty_covered", "empty_uncovered", "error")
 # Steps of a recovery that count index files; the others count bytes of log.
 _FILE_STEPS = frozenset({"replay"})
 # Before the first step nobody knows what there is to do.
-_NOT_KNOWN = {"recoveryRemainingBytes": None, "recoveryRemainingFiles": None}
-_NOTHING_LEFT = {"recoveryRemainingBytes": 0, "recoveryRemainingFiles": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    # Where the process is; replaced whole, so that a reader never sees a phase with another one's figures. ``began``:
-    # when the ``step`` of a recovery did, monotonic.
-    phase: str
-    recovery: Mapping[str, Any] = field(default_factory=lambda: _NOTHING_LEFT)
-    source: Callable[[], Row] = dict
-    step: str = ""
-    began: float = 0.0
+_NOT_KNOWN: Row = {"recoveryRemainingBytes": None, "recoveryRemainingFiles": None}
+_NOTHING_LEFT: Row = {"recoveryRemainingBytes": 0, "recoveryRemainingFiles": 0}
 
 
 class DaemonStatus:
@@ -490,55 +473,73 @@ class DaemonStatus:
         #: how many in a row ended before they were through; when the last one began and ended, ms.
         self.scrub: Mapping[str, Any] = {"beganAt": None, "endedAt": None, "bytes": 0, "damaged": 0, "brokenOff": 0}
         self._index_file_size = IndexLayout(config.index.hash_slot_num, config.index.index_num).file_size
-        self._identity = _identity(config) | {"bootId": self.boot_id, "startedAt": int(self.started * 1000)}
-        self._standing = _Standing("opening", _NOT_KNOWN)
+        self._identity = {
+            "version": __version__,
+            "pid": os.getpid(),
+            "cluster": config.node.cluster or "DefaultCluster",
+            "nodeId": config.node.node_id or socket.gethostname(),
+            "mode": config.store.run_mode,
+            "flavour": config.index.flavour,
+            "store": str(config.store.store or next((path.parent for path in config.store.commit_log_directories), "")),
+            "data": str(config.store.data),
+            "hashSlotNum": config.index.hash_slot_num,
+            "indexNum": config.index.index_num,
+            "bootId": self.boot_id,
+            "startedAt": int(self.started * 1000),
+        }
+        # The phase, and what makes its figures; replaced whole, so that nobody sees a phase with another one's.
+        self._standing: tuple[str, Callable[[], Row]] = "opening", _NOT_KNOWN.copy
+        # The step of a recovery, and when it began, monotonic.
+        self._step = "", 0.0
         self._recoveries = 0
         self._last_recovery: Row | None = None
 
     @property
     def phase(self) -> str:
         """opening, recovering, running or stopping."""
-        return self._standing.phase
+        return self._standing[0]
 
     def recovering(self, step: str, done: int, total: int) -> None:
         """How far the recovery is; ``done`` and ``total`` are files of ``replay``, else bytes of the log."""
-        now, before, is_files = time.monotonic(), self._standing, step in _FILE_STEPS
-        began, left = before.began if before.step == step else now, max(total - done, 0)
+        now, left, is_files = time.monotonic(), max(total - done, 0), step in _FILE_STEPS
+        if self._step[0] != step:
+            self._step = step, now
         found = {"step": step, "unit": "files" if is_files else "bytes", "done": done, "total": total}
         row = {
             "recoveryRemainingBytes": left * self._index_file_size if is_files else left,
             "recoveryRemainingFiles": left if is_files else 0,
-            "recovering": found | {"seconds": round(now - began, 3)},
+            "recovering": found | {"seconds": round(now - self._step[1], 3)},
         }
-        self._standing = _Standing("recovering", row, step=step, began=began)
+        self._standing = "recovering", row.copy
 
     def recovered(self, event: str, facts: Row) -> None:
         """An opening is over and came to ``facts``; ``event``: created, opened or recovered."""
         self._last_recovery = {"event": event, "endedAt": int(time.time() * 1000), **facts}
         self._recoveries += 1
+        self._step = "", 0.0
 
     def running(self, source: Callable[[], Row]) -> None:
         """The daemon tails; ``source`` makes its row whenever one is asked for, in any thread."""
-        self._standing = _Standing("running", source=source)
+        self._standing = "running", lambda: _NOTHING_LEFT | source()
 
     def stopping(self) -> None:
         """A signal said stop; what is shown goes on to be true until the end."""
-        self._standing = _Standing("stopping", source=self._standing.source)
+        self._standing = "stopping", self._standing[1]
 
     def leaving(self, phase: str = "stopping") -> None:
         """It has stopped, or (``opening``) is opened again: no row of its own from now on."""
-        self._standing = _Standing(phase, _NOT_KNOWN if phase == "opening" else _NOTHING_LEFT)
+        self._standing = phase, (_NOT_KNOWN if phase == "opening" else _NOTHING_LEFT).copy
 
     def row(self) -> Row:
         """Everything, as one flat object with camelCase keys; ARCHITECTURE.md lists them. Offsets are ints."""
-        standing, broker = self._standing, self.broker
+        phase, figures = self._standing
         row = {
             **self._identity,
-            "phase": standing.phase,
+            "phase": phase,
             "compiling": self.is_compiling,
             "http": self.http,
             "remoting": None if self.remoting is None else {"address": self.remoting},
-            "broker": dict(broker),
+            "broker": dict(self.broker),
             "lastEvent": self.events.last,
             "queries": dict(self.queries),
             "memoryBytes": resident_bytes(),
@@ -550,23 +551,7 @@ class DaemonStatus:
             "scrub": dict(self.scrub),
             "stalled": {},
             "problems": {},
-            **standing.recovery,
             **{name: outlet() for name, outlet in tuple(self.outlets.items())},
-            **standing.source(),
+            **figures(),
         }
         return row | {"summary": summary_of(row), "findings": findings_of(row)}
-
-
-def _identity(config: Config) -> Row:
-    return {
-        "version": __version__,
-        "pid": os.getpid(),
-        "cluster": config.node.cluster or "DefaultCluster",
-        "nodeId": config.node.node_id or socket.gethostname(),
-        "mode": config.store.run_mode,
-        "flavour": config.index.flavour,
-        "store": str(config.store.store or next((path.parent for path in config.store.commit_log_directories), "")),
-        "data": str(config.store.data),
-        "hashSlotNum": config.index.hash_slot_num,
-        "indexNum": config.index.index_num,
-    }

@@ -81,8 +81,6 @@ class Events:
 
     def since(self, number: int) -> list[Event]:
         """Those behind ``number`` that are still kept, in order; a gap in the numbers is what is not kept any more."""
-        if number >= self.last:
-            return []
         with self._lock:
             found = [event for kept in (self._frequent, self._kept) for event in kept if event.number > number]
         return sorted(found, key=attrgetter("number"))

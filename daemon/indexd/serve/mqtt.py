@@ -24,6 +24,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from indexd.config import Config, MqttConfig
+from indexd.dispatch.reput import pause
 from indexd.errors import DiskError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.events import Event
@@ -33,8 +34,8 @@ Logger = Any
 ONLINE, OFFLINE = b"online", b"offline"
 # Of one packet from the broker, in bytes; MQTT 5, 3.1.2.11.4 lets it know.
 _PACKET_BYTES_MAX = 65_536
-#: Between two tries, in seconds.
-PAUSE_SECONDS = (1.0, 60.0)
+# Between two tries.
+_PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 1.0, 60.0
 # A connection that stood this long makes the next pause a short one again.
 _STEADY_SECONDS = 60.0
 #: The broker has to answer within.
@@ -43,9 +44,9 @@ ANSWER_SECONDS = 5.0
 _KEEPALIVE_SECONDS = 20
 # Between two looks at the status; between two states, however much happens.
 _TICK_SECONDS, _STATE_SECONDS_MIN = 0.2, 1.0
-# Both together are shorter than what ServeThread grants.
-_LAST_WORDS_SECONDS, _LEAVE_SECONDS = 3.0, 1.0
-_PASSWORD_MAX, _LEVEL_BYTES_MAX = 65_535, 200
+# For the last words: less than what ServeThread grants.
+_LEAVE_SECONDS = 4.0
+_LEVEL_BYTES_MAX = 200
 _PLACES = frozenset({"begin", "end"})
 # As often as the index is flushed, and nobody's concern at once.
 _ROUTINE = "flush"
@@ -77,22 +78,20 @@ async def publish(config: Config, status: DaemonStatus, log: Logger, stop: async
     """Publish until ``stop``; ``status.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
     publisher = _Publisher(config.mqtt, status, log)
     status.outlets["mqtt"] = publisher.row
-    shortest, longest = PAUSE_SECONDS
-    pause, said = shortest, None
+    seconds = _PAUSE_SECONDS_MIN
     while not stop.is_set():
         try:
             await publisher.connect(stop)
         except (aiomqtt.MqttError, DiskError, TimeoutError, ValueError) as error:  # a host that cannot be a name
             problem, since = reason(error), publisher.connected_at
-            publisher.connected_at, publisher.last_error = None, problem
             # Longer each time, and at random, so that many nodes do not come back at once.
             is_steady = since is not None and time.monotonic() - since >= _STEADY_SECONDS
-            pause = min(random.uniform(shortest, 3 * (shortest if is_steady else pause)), longest)
-            if since is not None or problem != said:
-                said = problem
-                publisher.say(log.warning, "mqtt_lost", problem=problem, retry_seconds=round(pause, 1))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause)
+            longest = 3 * (_PAUSE_SECONDS_MIN if is_steady else seconds)
+            seconds = min(random.uniform(_PAUSE_SECONDS_MIN, longest), _PAUSE_SECONDS_MAX)
+            if since is not None or problem != publisher.last_error:
+                publisher.say(log.warning, "mqtt_lost", problem=problem, retry_seconds=round(seconds, 1))
+            publisher.connected_at, publisher.last_error = None, problem
+            await pause(stop, seconds)
         finally:
             publisher.connected_at = None
 
@@ -110,8 +109,6 @@ class _Publisher:
         self._last = self._notable = self._published = self._dropped = 0
         self.connected_at: float | None = None
         self.last_error: str | None = None
-        # What was worth a state when the last one was published, and when that was.
-        self._shown: tuple[object, float] = None, float("-inf")
 
     def row(self) -> dict[str, Any]:
         """How it goes: ``published`` and ``dropped`` count events, ``waiting`` those not yet published. Any thread."""
@@ -124,14 +121,10 @@ class _Publisher:
             "lastError": self.last_error,
         }
 
-    def _waiting(self) -> list[Event]:
-        # The status keeps them, and what it could not keep counts as dropped, as does what is too much for the bus.
-        events = self._status.events
-        found = events.since(self._last)[-self._config.mqtt_queue_max :]
-        lost = (found[0].number if found else events.last + 1) - self._last - 1
-        self._dropped, self._last = self._dropped + lost, self._last + lost
-        self._notable = max((event.number for event in found if event.kind != _ROUTINE), default=self._notable)
-        return found
+    def say(self, write: Any, name: str, **fields: object) -> None:
+        """A line of the log, with how many events wait and were dropped."""
+        row, place = self.row(), f"{self._config.mqtt_host}:{self._config.mqtt_port}"
+        write(name, broker=place, **fields, waiting=row["waiting"], dropped=row["dropped"])
 
     async def connect(self, stop: asyncio.Event) -> None:
         """One connection from its begin to its end."""
@@ -142,34 +135,31 @@ class _Publisher:
             if stop.is_set():
                 return
             await _first_of(client.lost(), self._publish(client), stop.wait())
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+            async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._send_events(client)
-                await self._send_state(client)
+                await client.send(f"{self._root}/state", payload(self._status.row()), retain=True)
                 await client.send(f"{self._root}/status", OFFLINE, retain=True)
-            client.timeout = _LEAVE_SECONDS
-            await client.__aexit__(None, None, None)
+                await client.__aexit__(None, None, None)
         finally:
             client.cut()
 
     async def _publish(self, client: MqttClient) -> None:
         await client.send(f"{self._root}/status", ONLINE, retain=True)
-        await self._send_state(client)
-        await self._send_events(client)
-        # Only now: a broker that takes a part and refuses the rest is no news at every try.
-        self.connected_at = time.monotonic()
-        self.say(self._log.info, "mqtt_connected", topic=f"{self._root}/status")
+        shown, sent_at = None, float("-inf")
         while True:
-            shown, at = self._shown
-            age = time.monotonic() - at
-            if age >= self._config.mqtt_interval or (age >= _STATE_SECONDS_MIN and shown != self._worth_a_state()):
-                await self._send_state(client)
+            # What is the matter is an event as well: stages that wait, damage, the broker.
+            worth_showing = self._status.phase, self._notable, self.connected_at
+            now = time.monotonic()
+            seconds = self._config.mqtt_interval if worth_showing == shown else _STATE_SECONDS_MIN
+            if now - sent_at >= min(seconds, self._config.mqtt_interval):
+                await client.send(f"{self._root}/state", payload(self._status.row()), retain=True)
+                shown, sent_at = worth_showing, now
             await self._send_events(client)
+            if self.connected_at is None:
+                # Only now: a broker that takes a part and refuses the rest is no news at every try.
+                self.connected_at = now
+                self.say(self._log.info, "mqtt_connected", topic=f"{self._root}/status")
             await asyncio.sleep(_TICK_SECONDS)
-
-    async def _send_state(self, client: MqttClient) -> None:
-        shown = self._worth_a_state()
-        await client.send(f"{self._root}/state", payload(self._status.row()), retain=True)
-        self._shown = shown, time.monotonic()
 
     async def _send_events(self, client: MqttClient) -> None:
         while waiting := self._waiting():
@@ -178,14 +168,14 @@ class _Publisher:
             self._published += 1
             self._last = event.number
 
-    def _worth_a_state(self) -> object:
-        # What is the matter is an event as well: stages that wait, damage, the broker.
-        return self._status.phase, self._notable, self.connected_at is not None
-
-    def say(self, write: Any, name: str, **fields: object) -> None:
-        """A line of the log, with how many events wait and were dropped."""
-        row, place = self.row(), f"{self._config.mqtt_host}:{self._config.mqtt_port}"
-        write(name, broker=place, **fields, waiting=row["waiting"], dropped=row["dropped"])
+    def _waiting(self) -> list[Event]:
+        # The status keeps them, and what it could not keep counts as dropped, as does what is too much for the bus.
+        events = self._status.events
+        found = events.since(self._last)[-self._config.mqtt_queue_max :]
+        lost = (found[0].number if found else events.last + 1) - self._last - 1
+        self._dropped, self._last = self._dropped + lost, self._last + lost
+        self._notable = max((event.number for event in found if event.kind != _ROUTINE), default=self._notable)
+        return found
 
 
 async def _first_of(*steps: Coroutine[Any, Any, object]) -> None:
@@ -205,18 +195,18 @@ async def _first_of(*steps: Coroutine[Any, Any, object]) -> None:
 class MqttClient(aiomqtt.Client):
     """One connection. The package takes a refusal for a yes: here that is an MqttError, as is what nobody asked for."""
 
-    def __init__(self, config: MqttConfig, client_id: str, status_topic: str, password: str | None) -> None:
-        ca_file, limits = config.mqtt_ca_file, _properties(PacketTypes.CONNECT)
+    def __init__(self, config: MqttConfig, client_id: str, status_topic: str, password: bytes | None) -> None:
+        ca_file, limits = config.mqtt_ca_file, Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         limits.MaximumPacketSize, limits.ReceiveMaximum = _PACKET_BYTES_MAX, 1
         tls = aiomqtt.TLSParameters(ca_certs=None if ca_file is None else str(ca_file)) if config.mqtt_tls else None
         super().__init__(
             config.mqtt_host or "",
             config.mqtt_port,
             username=config.mqtt_username,
-            password=password,
+            password=password,  # type: ignore[arg-type]  # MQTT's are bytes, and so the package sends them
             identifier=client_id,
             protocol=aiomqtt.ProtocolVersion.V5,
-            will=aiomqtt.Will(status_topic, OFFLINE, qos=1, retain=True, properties=_content("text/plain")),
+            will=aiomqtt.Will(status_topic, OFFLINE, qos=1, retain=True),
             tls_params=tls,
             timeout=ANSWER_SECONDS,
             keepalive=_KEEPALIVE_SECONDS,
@@ -234,8 +224,7 @@ class MqttClient(aiomqtt.Client):
     async def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Publish, and wait until the broker has it; one at a time. A broker that does not allow it is an error too."""
         self._topic, self._refusal = topic, None
-        kind = "application/json" if payload.startswith(b"{") else "text/plain"
-        await self.publish(topic, payload, qos=1, retain=retain, properties=_content(kind))
+        await self.publish(topic, payload, qos=1, retain=retain)
         if self._refusal is not None:
             raise aiomqtt.MqttError(self._about_topic(self._refusal))
         self._topic = None
@@ -285,29 +274,12 @@ def reason(error: BaseException) -> str:
     return text
 
 
-def read_password(path: Path | None) -> str | None:
-    """The first line of the file; raises DiskError, or MqttError when there is none that could be sent."""
-    if path is None:
-        return None
-    with Disk().open_read(path) as file:
-        line = file.pread(_PASSWORD_MAX, 0).partition(b"\n")[0].rstrip(b"\r")
-    try:
-        password = line.decode()
-    except UnicodeDecodeError:
-        raise aiomqtt.MqttError(f"the password in {path} is no UTF-8") from None
-    if not password:
+def read_password(path: Path | None) -> bytes | None:
+    """The first line of the file; raises DiskError, or MqttError when that is empty."""
+    password = None if path is None else Disk().read(path).partition(b"\n")[0].rstrip(b"\r")
+    if password == b"":
         raise aiomqtt.MqttError(f"no password in the first line of {path}")
     return password
-
-
-def _properties(packet: int) -> Properties:
-    return Properties(packet)  # type: ignore[no-untyped-call]  # the package's one untyped call
-
-
-def _content(kind: str) -> Properties:
-    properties = _properties(PacketTypes.PUBLISH)
-    properties.ContentType, properties.PayloadFormatIndicator = kind, 1
-    return properties
 
 
 def topic_level(name: str) -> str:

@@ -10,12 +10,12 @@ import asyncio
 import socket
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 import uvloop
 
 from indexd.config import OFF, Config, split_address
+from indexd.dispatch.reput import pause
 from indexd.errors import IndexdError, UsageError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.guard import read_access
@@ -58,17 +58,13 @@ class ServeThread:
 
     def __enter__(self) -> ServeThread:
         if self._outlets:
-            try:
-                self._loop = uvloop.new_event_loop()
-            except OSError as error:
-                raise IndexdError(f"nothing can be shown: {error.strerror or error}", "raise LimitNOFILE") from error
+            self._loop = uvloop.new_event_loop()
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():
-            with suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(2 * _LEAVE_SECONDS)
         if self._thread.is_alive():
             self._log.warning("outlets_left_behind", seconds=2 * _LEAVE_SECONDS)
@@ -80,8 +76,6 @@ class ServeThread:
         try:
             self._loop.run_until_complete(self._serve())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without what is shown
-            self._log.error("outlet_failed", outlet="all", problem=repr(error))
         finally:
             self._loop.close()
 
@@ -134,8 +128,7 @@ class ServeThread:
                 return
             seconds = _RESTART_SECONDS[0] if time.monotonic() - started > _STEADY_SECONDS else seconds
             self._log.error("outlet_failed", outlet=name, problem=problem, retry_seconds=seconds)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), seconds)
+            await pause(stop, seconds)
             seconds = min(2 * seconds, _RESTART_SECONDS[1])
 
 

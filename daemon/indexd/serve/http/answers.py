@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
 from indexd.query import Answer, Coverage, Data, Hit, OffsetAnswer, unpack_body
-from indexd.query.message import message_fields
 from indexd.query.source import ABSENT
 from indexd.serve.queries import result_of
 
@@ -184,8 +183,3 @@ def _answered(
     shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
     said = {"result": result, "why": why, "coverage": coverage_row(coverage)}
     return to_json(shown | said | more, numbers), result
-
-
-def message_answer(message: Message, bodies: Bodies) -> bytes:
-    """One message, whole."""
-    return to_json(message_fields(message) | bodies.of(message), OF_LISTS)

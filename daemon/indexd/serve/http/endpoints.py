@@ -8,7 +8,7 @@ Annotations here are read when the module runs: no postponed annotations in this
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -19,12 +19,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from indexd import __version__
+from indexd.dispatch.reput import pause
 from indexd.errors import UsageError
 from indexd.query import QUESTIONS, Data, NotFound
+from indexd.query.message import message_fields
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByUniqueKey, Count, Question, Whole, make_question
 from indexd.query.source import IndexSnapshot, OpenIndexFile, topics_of
 from indexd.serve.daemon_status import DaemonStatus
-from indexd.serve.events import Event
 from indexd.serve.http import answers
 from indexd.serve.http.answers import OF_LISTS, Bodies, Row, coverage_row, json_response, to_json
 from indexd.serve.http.guard import MEDIA_TYPE, ProblemError, wrong_values
@@ -242,7 +243,8 @@ def add_messages(api: Api, queries: Queries, body_max: int) -> None:
             found = data.message(asked_for.id or asked_for.offset or 0)
             if isinstance(found, NotFound):
                 return found.reason, EMPTY_COVERED  # it was the log itself that was asked
-            return answers.message_answer(found, Bodies(asked.body, body_max)), FOUND
+            row = message_fields(found) | Bodies(asked.body, body_max).of(found)
+            return to_json(row, OF_LISTS), FOUND
 
         body, result = await queries.query(find, lambda found: found[1])
         if isinstance(body, str):
@@ -352,7 +354,7 @@ def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
     @api.get("/api/v1/events", "What happened lately", query=EventsParameters)
     async def events(_: Request, asked: EventsParameters) -> Response:
         """Events are numbered from 1 in each life of the daemon (``bootId``); the last thousand are kept."""
-        rows = [event_row(event) for event in status.events.since(asked.since)]
+        rows = [asdict(event) for event in status.events.since(asked.since)]
         return json_response(to_json({"bootId": status.boot_id, "last": status.events.last, "events": rows}))
 
     @api.get("/api/v1/live", "Figures and events as they come", media=_EVENT_STREAM)
@@ -361,9 +363,7 @@ def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
         ``/api/v1/events``. It ends when the daemon stops.
         """
         if request.method == "HEAD":
-            head = Response(media_type=_EVENT_STREAM)
-            del head.headers["content-length"]  # a stream has none
-            return head
+            return StreamingResponse(iter(()), media_type=_EVENT_STREAM)
         if len(streams) >= LIVE_MAX:  # and from here on nobody else is asked until this one is counted
             raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=_LIVE_RETRY, closes=True)
         return _Live(_stream(status, stop), streams)
@@ -394,11 +394,6 @@ def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
         return json_response(to_json({"status": "ok", **facts}))
 
 
-def event_row(event: Event) -> Row:
-    """An event of the log."""
-    return {"number": event.number, "at": event.at, "kind": event.kind, "name": event.name, "fields": {**event.fields}}
-
-
 class _Live(StreamingResponse):
     """A stream that is counted from the moment it is granted to its end."""
 
@@ -420,10 +415,9 @@ async def _stream(status: DaemonStatus, stop: asyncio.Event) -> AsyncIterator[by
     while not stop.is_set():
         for event in status.events.since(last):
             last = event.number
-            yield b"event: event\nid: %d\ndata: %s\n\n" % (event.number, to_json(event_row(event)))
+            yield b"event: event\nid: %d\ndata: %s\n\n" % (event.number, to_json(asdict(event)))
         yield b"event: status\ndata: %s\n\n" % to_json(status.row())
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _LIVE_SECONDS)
+        await pause(stop, _LIVE_SECONDS)
 
 
 def _not_ready(row: Row, asked: Thresholds) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
@@ -26,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from indexd.config import Config
+from indexd.dispatch.reput import pause
 from indexd.errors import IndexdError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.answers import json_response
@@ -128,17 +130,14 @@ class HttpConnection(HttpToolsProtocol):
         self._asking_since, self._head_bytes = None, 0
         super().on_headers_complete()
 
-    @property
-    def untaken(self) -> int:
-        """Bytes of answers that it has not taken."""
-        return self.transport.get_write_buffer_size()
-
-    def look(self, now: float) -> None:
-        """Close it if its client takes too long."""
-        self._leaving_since = None if self.untaken == 0 else self._leaving_since or now
+    def look(self, now: float) -> int:
+        """Close it if its client takes too long; how many bytes of answers that has not taken."""
+        untaken: int = self.transport.get_write_buffer_size()
+        self._leaving_since = None if untaken == 0 else self._leaving_since or now
         for since, most in ((self._asking_since, REQUEST_SECONDS), (self._leaving_since, ANSWER_SECONDS)):
             if since is not None and now - since > most:
                 self.transport.abort()
+        return untaken
 
 
 async def serve_http(
@@ -169,32 +168,25 @@ async def serve_http(
         while not stop.is_set():
             state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
             _look(list(state.connections), loop.time())
-            await _wait(stop.wait(), 1.0)
+            await pause(stop, 1.0)
     finally:
         server.close()
         queries.stop()
         for connection in list(state.connections):
             connection.shutdown()
         await asyncio.sleep(0.1)  # until those are closed that were idle
-        await _wait(asyncio.gather(*state.tasks), _LEAVE_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*state.tasks), _LEAVE_SECONDS)
         # In another thread: a query may be under way, and it is waited for.
         left = await asyncio.to_thread(queries.close)
         if left:
             log.warning("queries_left_behind", queries=left)
 
 
-async def _wait(what: Any, seconds: float) -> None:
-    # Until it is done, at most so long; then it is cancelled.
-    with suppress(TimeoutError):
-        await asyncio.wait_for(what, seconds)
-
-
-def _look(connections: list[Any], now: float) -> None:
-    connections.sort(key=lambda connection: connection.untaken)
-    for connection in connections:
-        connection.look(now)
-    untaken = sum(connection.untaken for connection in connections)
-    while untaken > _UNTAKEN_MAX:
-        largest = connections.pop()
-        untaken -= largest.untaken
-        largest.transport.abort()
+def _look(connections: Collection[Any], now: float) -> None:
+    untaken = {connection: connection.look(now) for connection in connections}
+    total = sum(untaken.values())
+    for connection in sorted(untaken, key=untaken.__getitem__, reverse=True):
+        if total > _UNTAKEN_MAX:
+            total -= untaken[connection]
+            connection.transport.abort()

@@ -21,14 +21,14 @@ import jinja2
 from markupsafe import Markup
 
 from indexd import __version__
-from indexd.config.units import printable
+from indexd.config.units import parse_millis, printable
 from indexd.errors import IndexdError, UsageError
-from indexd.pages.wording import show_duration, show_size, show_utc
+from indexd.pages.wording import counted, show_duration, show_size, show_utc
 from indexd.query import Answer, Coverage, Data, Hit, NotFound, OffsetAnswer
 from indexd.query import source as reasons
 from indexd.query.message import Body, message_fields, unpack_body
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByTime, Question, make_question
-from indexd.serve.queries import result_of
+from indexd.serve.queries import EMPTY_COVERED, FOUND, result_of
 
 #: A part of the page, and how the search ended, as the status counts it.
 Shown = tuple[Markup, str]
@@ -60,8 +60,6 @@ _HINTS = {
     "queue": "write them as 0/123",
     "id": f"if it is what a producer printed, search for it as {WAYS['unique'].lower()}",
 }
-_RELATIVE = re.compile(r"-([0-9]{1,9})\s*(ms|s|m|min|h|d)", re.ASCII)
-_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 # Names in the address -> fields.
 _PARAMETERS = {
     "by": "by", "topic": "topic", "q": "q", "from": "begin", "to": "end", "max": "most", "mode": "mode",
@@ -150,9 +148,9 @@ class SearchForm:
         now = int(time.time() * 1000) if now is None else now
         if text.lower() == "now":
             return now
-        if found := _RELATIVE.fullmatch(text):
-            return now - int(found[1]) * _UNITS[found[2]]
         try:
+            if text.startswith("-"):
+                return now - parse_millis(text[1:])
             if text.isascii() and text.isdigit():
                 return int(text)
             moment = datetime.fromisoformat(text)
@@ -189,12 +187,10 @@ def answer_to(data: Data, form: SearchForm, size_max: int) -> Shown:
         where, note = answer.phy_offset, "The first message of the log that was stored then or later."
     found = data.message(where)
     if isinstance(found, NotFound):
-        html = render("answer.html", kind="no-message", form=form, lines=[f"{found.reason}."])
-        return html, "empty_covered"
+        return render("answer.html", kind="no-message", form=form, lines=[f"{found.reason}."]), EMPTY_COVERED
     own = SearchForm(by="offset", topic=form.topic, q=str(found.phy_offset), view=form.view, zone=form.zone)
-    body = body_view(own, unpack_body(found), size_max)
-    shown = message_fields(found)
-    return render("answer.html", kind="message", form=own, found=found, row=shown, note=note, body=body), "found"
+    shown = {"row": message_fields(found), "body": body_view(own, unpack_body(found), size_max)}
+    return render("answer.html", kind="message", form=own, found=found, note=note, **shown), FOUND
 
 
 def problem_section(error: IndexdError) -> Markup:
@@ -205,7 +201,7 @@ def problem_section(error: IndexdError) -> Markup:
 def _by_key(form: SearchForm, asked: ByKey, answer: Answer) -> Shown:
     if not answer.hits:
         return _nothing(form, answer.coverage, answer.why or reasons.ABSENT)
-    title = _counted(answer.hits)
+    title = counted(len(answer.hits), "message")
     if answer.truncated is not None:
         title = f"{'older ones: ' if form.before else 'the newest '}{title}"
     given = asked.model_dump(exclude_defaults=True)
@@ -222,11 +218,8 @@ def _by_key(form: SearchForm, asked: ByKey, answer: Answer) -> Shown:
         f"{answer.unreadable:,} entries of this key's hash point to what is no message.": answer.unreadable,
         "This is what the broker would answer: it may miss messages, repeat them, or show others.": answer.last_update,
     }
-    html = render(
-        "answer.html", kind="hits", title=title, links=links, notes=[words for words, is_so in notes.items() if is_so],
-        hits=answer.hits, form=form, covered=_covered(form, answer.coverage),
-    )  # fmt: skip
-    return html, "found"
+    said = [words for words, is_so in notes.items() if is_so]
+    return _hits(form, answer.coverage, answer.hits, title=title, links=links, notes=said)
 
 
 def _by_queue(form: SearchForm, answer: OffsetAnswer) -> Shown:
@@ -245,24 +238,18 @@ def _by_queue(form: SearchForm, answer: OffsetAnswer) -> Shown:
         hit.hit or Hit(hit.unit.phy_offset, queue_id=asked.queue_id, queue_offset=hit.queue_offset)
         for hit in answer.hits
     ]
-    title = f"{_counted(hits)} of queue {asked.queue_id}"
-    html = render(
-        "answer.html", kind="hits", title=title, links=links, notes=[bounds, *notes], hits=hits, form=form,
-        covered=_covered(form, answer.coverage),
-    )  # fmt: skip
-    return html, "found"
+    title = f"{counted(len(hits), 'message')} of queue {asked.queue_id}"
+    return _hits(form, answer.coverage, hits, title=title, links=links, notes=[bounds, *notes])
 
 
-def _counted(hits: Sequence[Hit]) -> str:
-    return f"{len(hits):,} {'message' if len(hits) == 1 else 'messages'}"
+def _hits(form: SearchForm, coverage: Coverage, hits: Sequence[Hit], **more: object) -> Shown:
+    return render("answer.html", kind="hits", form=form, hits=hits, covered=_covered(form, coverage), **more), FOUND
 
 
 def _nothing(form: SearchForm, coverage: Coverage, why: str, more: Sequence[str] = ()) -> Shown:
-    html = render(
-        "answer.html", kind="nothing", why=why.partition(":")[0], form=form, by_index=form.by in BY_INDEX, ways=WAYS,
-        lines=[*(_reason(form, coverage, one) for one in why.split("; ")), *more], covered=_covered(form, coverage),
-    )  # fmt: skip
-    return html, result_of(0, why)
+    lines, covered = [*(_reason(form, coverage, one) for one in why.split("; ")), *more], _covered(form, coverage)
+    given = {"why": why.partition(":")[0], "by_index": form.by in BY_INDEX, "ways": WAYS}
+    return render("answer.html", kind="nothing", form=form, lines=lines, covered=covered, **given), result_of(0, why)
 
 
 def _reason(form: SearchForm, coverage: Coverage, why: str) -> str:
@@ -301,17 +288,16 @@ def _covered(form: SearchForm, coverage: Coverage) -> str:
 
 def body_view(form: SearchForm, body: Body, size_max: int) -> dict[str, Any]:
     """The body in the asked view, else in the one that suits it; ``size_max``: most bytes of it that are shown."""
-    data, text, most = body.data, None, min(_TEXT_SIZE_MAX, size_max)
-    with suppress(UnicodeDecodeError):
-        # Not so strict as Body.text: what turns text around or joins signs is shown as an escape.
-        text = data.decode("utf-8")
-    is_text = text is not None and not _CONTROL.search(text)
-    indented = _indented(text) if text is not None and is_text and len(data) <= most else None
+    data, most, hex_most = body.data, min(_TEXT_SIZE_MAX, size_max), min(_HEX_SIZE_MAX, size_max)
+    # Not so strict as Body.text: what turns text around or joins signs is shown as an escape.
+    text = data.decode("utf-8", "replace")
+    is_text = "\ufffd" not in text and not _CONTROL.search(text)
+    indented = _indented(text) if is_text and len(data) <= most else None
     views = {} if indented is None else {"json": indented}
-    views |= {"text": data[:most].decode("utf-8", "replace"), "hex": _hex(data[: min(_HEX_SIZE_MAX, size_max)])}
+    views |= {"text": data[:most].decode("utf-8", "replace"), "hex": _hex(data[:hex_most])}
     fitting = next(iter(views)) if is_text else "hex"
     view = form.view if form.view in views else fitting
-    size = min(_HEX_SIZE_MAX, size_max) if view == "hex" else most
+    size = hex_most if view == "hex" else most
     # Line ends and tabs stay; other controls, and what turns text around, become escapes.
     visible = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in views[view])
     return {"body": body, "shown_size": size, "views": list(views), "view": view, "text": visible, "form": form}
