@@ -175,7 +175,8 @@ class Asker:
         state = read_state(self._disk, self._files.state)
         if state.get("pid") != pid:
             return StatusSample({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
-        address, findings, notes = state.get("http"), [], ["it serves no HTTP, so this is what it wrote down last"]
+        address, findings = state.get("http"), list[str]()
+        notes = ["it serves no HTTP, so this is what it wrote down last"]
         if _is_address(address):
             notes = [f"HTTP at {address} is served by another process"]
             try:

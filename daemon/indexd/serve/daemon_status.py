@@ -433,8 +433,6 @@ class Histogram:
 
 #: How a query ended, the label ``result`` of its metric.
 RESULTS = ("found", "empty_covered", "empty_uncovered", "error")
-# Steps of a recovery that count index files; the others count bytes of log.
-_FILE_STEPS = frozenset({"replay"})
 # Before the first step nobody knows what there is to do.
 _NOT_KNOWN: Row = {"recoveryRemainingBytes": None, "recoveryRemainingFiles": None}
 _NOTHING_LEFT: Row = {"recoveryRemainingBytes": 0, "recoveryRemainingFiles": 0}
@@ -501,7 +499,7 @@ class DaemonStatus:
 
     def recovering(self, step: str, done: int, total: int) -> None:
         """How far the recovery is; ``done`` and ``total`` are files of ``replay``, else bytes of the log."""
-        now, left, is_files = time.monotonic(), max(total - done, 0), step in _FILE_STEPS
+        now, left, is_files = time.monotonic(), max(total - done, 0), step == "replay"
         if self._step[0] != step:
             self._step = step, now
         found = {"step": step, "unit": "files" if is_files else "bytes", "done": done, "total": total}

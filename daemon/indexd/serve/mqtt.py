@@ -48,9 +48,6 @@ _TICK_SECONDS, _STATE_SECONDS_MIN = 0.2, 1.0
 _LEAVE_SECONDS = 4.0
 _LEVEL_BYTES_MAX = 200
 _PLACES = frozenset({"begin", "end"})
-# As often as the index is flushed, and nobody's concern at once.
-_ROUTINE = "flush"
-_UNASKED = "the broker sends messages that nobody asked for"
 # MQTT 5, 2.4: what the package calls an end that nobody has given a reason for, a packet that is none, and silence.
 _CODES = {
     0x80: "the connection was lost",
@@ -69,9 +66,7 @@ _HINTS = {
     0x9B: "; the broker has to allow QoS 1 (mosquitto: max_qos 1)",
 }
 # What the packages would write to standard error themselves: their reasons reach our log as errors.
-_SILENT = logging.getLogger("indexd.mqtt")
-_SILENT.addHandler(logging.NullHandler())
-_SILENT.propagate = False
+_SILENT = logging.Logger("indexd.mqtt", logging.CRITICAL + 1)
 
 
 async def publish(config: Config, status: DaemonStatus, log: Logger, stop: asyncio.Event) -> None:
@@ -174,7 +169,8 @@ class _Publisher:
         found = events.since(self._last)[-self._config.mqtt_queue_max :]
         lost = (found[0].number if found else events.last + 1) - self._last - 1
         self._dropped, self._last = self._dropped + lost, self._last + lost
-        self._notable = max((event.number for event in found if event.kind != _ROUTINE), default=self._notable)
+        # A flush comes every few seconds, and is nobody's concern at once.
+        self._notable = max((event.number for event in found if event.kind != "flush"), default=self._notable)
         return found
 
 
@@ -235,7 +231,7 @@ class MqttClient(aiomqtt.Client):
             raise aiomqtt.MqttError(_CODES[0x80])
         try:
             async for _ in self.messages:
-                raise aiomqtt.MqttError(_UNASKED)
+                raise aiomqtt.MqttError("the broker sends messages that nobody asked for")
         except aiomqtt.MqttError as error:
             code = getattr(error.__cause__, "rc", None)
             if isinstance(code, ReasonCode) and code.value in _HINTS and self._topic is not None:

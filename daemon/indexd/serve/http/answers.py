@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +15,7 @@ from pydantic_core import to_json as write_json
 from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
-from indexd.query import Answer, Coverage, Data, Hit, OffsetAnswer, unpack_body
+from indexd.query import Answer, Coverage, Data, OffsetAnswer, unpack_body
 from indexd.query.source import ABSENT
 from indexd.serve.queries import result_of
 
@@ -71,9 +70,8 @@ def json_response(body: bytes) -> Response:
 
 def coverage_row(coverage: Coverage) -> Row:
     """Which part of the log an answer speaks for."""
-    names = ("begin", "end", "reason")
-    row: Row = {"why": None, **coverage.to_json()}
-    return row | {"uncovered": [dict(zip(names, gap, strict=True)) for gap in row["uncovered"]]}
+    gaps = [{"begin": gap.begin, "end": gap.end, "reason": gap.reason} for gap in coverage.uncovered]
+    return {"why": None, **coverage.to_json(), "uncovered": gaps}
 
 
 class Bodies:
@@ -82,11 +80,9 @@ class Bodies:
     def __init__(self, form: str, bytes_max: int) -> None:
         self._form, self._left = form, bytes_max
 
-    def rows(self, data: Data, hits: Sequence[Hit], rows: list[Row]) -> list[Row]:
+    def rows(self, data: Data, rows: list[Row]) -> list[Row]:
         """The hits' rows with their bodies, where these are asked for."""
-        if self._form == "none":
-            return rows
-        return [row | self._of_hit(data, hit) for row, hit in zip(rows, hits, strict=True)]
+        return rows if self._form == "none" else [row | self._of_hit(data, row) for row in rows]
 
     def of(self, message: Message | None) -> Row:
         """Members of one message; nothing where none are asked for.
@@ -113,14 +109,12 @@ class Bodies:
             "bodyUnpacked": body.is_unpacked,
         }
 
-    def _of_hit(self, data: Data, hit: Hit) -> Row:
+    def _of_hit(self, data: Data, row: Row) -> Row:
         data.index.log.check()  # unpacking and writing down takes time that nothing else looks at
-        if hit.size is None:
-            return self.of(None)
-        if self._left <= 0:
-            return self.of(None) | {"bodyTruncated": True}
-        found = data.message(hit.phy_offset)
-        return self.of(found if isinstance(found, Message) else None)
+        has_room = self._left > 0
+        found = data.message(row["phyOffset"]) if has_room and row["size"] is not None else None
+        shown = self.of(found if isinstance(found, Message) else None)
+        return shown if has_room or row["size"] is None else shown | {"bodyTruncated": True}
 
 
 def _show(data: bytes, form: str, *, is_cut: bool) -> tuple[Any, str]:
@@ -150,36 +144,29 @@ def key_answer(data: Data, answer: Answer, bodies: Bodies) -> tuple[bytes, str]:
     if not answer.hits and why is None:  # the broker's own answer never says
         why = ABSENT if answer.coverage.complete else "the broker's answer: absent from what is indexed"
     row = _KEY_DEFAULTS | answer.to_json()
-    return _answered(row, len(answer.hits), why, answer.coverage, messages=bodies.rows(data, answer.hits, row["hits"]))
+    return _answered(row, why, answer.coverage, messages=bodies.rows(data, row["hits"]))
 
 
 def queue_answer(data: Data, answer: OffsetAnswer, bodies: Bodies) -> tuple[bytes, str]:
     """The same for a query by queue offset."""
-    hits = [hit.hit or Hit(hit.unit.phy_offset) for hit in answer.hits]
+    row = {"expired": 0} | answer.to_json()
     rows = [
-        one.to_dict()
-        | {
-            "queueId": answer.query.queue_id,
-            "queueOffset": hit.queue_offset,
-            "tagsCode": hit.unit.tags_code,
-            "problem": hit.problem,
-        }
-        for one, hit in zip(hits, answer.hits, strict=True)
+        shown | {"tagsCode": hit.unit.tags_code, "problem": hit.problem}
+        for shown, hit in zip(row["hits"], answer.hits, strict=True)
     ]
-    row, shown = {"expired": 0} | answer.to_json(), bodies.rows(data, hits, rows)
-    return _answered(row, len(answer.hits), answer.why, answer.coverage, messages=shown)
+    return _answered(row, answer.why, answer.coverage, messages=bodies.rows(data, rows))
 
 
 def plain_answer(_: Data, answer: Any, __: Bodies) -> tuple[bytes, str]:
     """The same for any other question: what its ``to_json`` says."""
     row = answer.to_json()
-    return _answered(row, len(row.get("hits", ())), row.get("why"), answer.coverage, NUMBERS)
+    return _answered(row, row.get("why"), answer.coverage, NUMBERS)
 
 
 def _answered(
-    row: Row, count: int, why: str | None, coverage: Coverage, numbers: frozenset[str] = OF_LISTS, **more: Any
+    row: Row, why: str | None, coverage: Coverage, numbers: frozenset[str] = OF_LISTS, **more: Any
 ) -> tuple[bytes, str]:
-    result = result_of(count, why)
+    result = result_of(len(row["hits"]), why)
     shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
     said = {"result": result, "why": why, "coverage": coverage_row(coverage)}
     return to_json(shown | said | more, numbers), result

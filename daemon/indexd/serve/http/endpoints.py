@@ -26,8 +26,18 @@ from indexd.query.message import message_fields
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByUniqueKey, Count, Question, Whole, make_question
 from indexd.query.source import IndexSnapshot, OpenIndexFile, topics_of
 from indexd.serve.daemon_status import DaemonStatus
-from indexd.serve.http import answers
-from indexd.serve.http.answers import OF_LISTS, Bodies, Row, coverage_row, json_response, to_json
+from indexd.serve.http.answers import (
+    OF_LISTS,
+    Bodies,
+    Row,
+    coverage_row,
+    json_response,
+    key_answer,
+    plain_answer,
+    queue_answer,
+    text64,
+    to_json,
+)
 from indexd.serve.http.guard import MEDIA_TYPE, ProblemError, wrong_values
 from indexd.serve.metrics import render
 from indexd.serve.queries import EMPTY_COVERED, FOUND, Queries
@@ -60,7 +70,6 @@ _WHERE = {
     "schema": {"type": "string", "pattern": "^([0-9]{1,18}|[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"},
     "example": "0",
 }
-_ID_LENGTH_MIN = 32
 _PARAMETERS_MAX = 32
 _SHOWN_MAX = 80
 _SEGMENTS_MAX = 1000
@@ -69,12 +78,11 @@ _RETRY = 5
 #: Streams at once; each costs a row a second.
 LIVE_MAX = 32
 _LIVE_SECONDS = 1.0
-_LIVE_RETRY = 10
 #: How an answer is written, if not as its ``to_json`` says; these show bodies.
 _WRITERS: dict[type[Question], Callable[[Data, Any, Bodies], tuple[bytes, str]]] = {
-    ByKey: answers.key_answer,
-    ByUniqueKey: answers.key_answer,
-    ByQueueOffset: answers.queue_answer,
+    ByKey: key_answer,
+    ByUniqueKey: key_answer,
+    ByQueueOffset: queue_answer,
 }
 
 _MAX = Field(ge=1, le=1000)
@@ -127,8 +135,7 @@ def read_query(model: type[M], query: bytes) -> M:
     that contradict each other (409).
     """
     try:
-        text = query.decode("utf-8")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_PARAMETERS_MAX)
+        pairs = parse_qsl(query.decode(), keep_blank_values=True, errors="strict", max_num_fields=_PARAMETERS_MAX)
     except ValueError:
         raise wrong_values([f"parameters are UTF-8, and {_PARAMETERS_MAX} at most"]) from None
     given = dict(pairs)
@@ -237,7 +244,7 @@ def add_messages(api: Api, queries: Queries, body_max: int) -> None:
     async def one_message(request: Request, asked: OneMessage) -> Response:
         """Every field, the properties, and the body as text where it is such."""
         where: str = request.path_params["where"]
-        asked_for = make_question(ByMessage, {"id" if len(where) >= _ID_LENGTH_MIN else "offset": where})
+        asked_for = make_question(ByMessage, {"id" if len(where) >= 32 else "offset": where})
 
         def find(data: Data) -> tuple[bytes | str, str]:
             found = data.message(asked_for.id or asked_for.offset or 0)
@@ -253,7 +260,7 @@ def add_messages(api: Api, queries: Queries, body_max: int) -> None:
 
 
 def _add_question(api: Api, queries: Queries, model: type[Question], body_max: int) -> None:
-    write = _WRITERS.get(model, answers.plain_answer)
+    write = _WRITERS.get(model, plain_answer)
 
     async def handler(_: Request, asked: Any) -> Response:
         bodies = Bodies(getattr(asked, "body", "none"), body_max)
@@ -365,7 +372,7 @@ def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
         if request.method == "HEAD":
             return StreamingResponse(iter(()), media_type=_EVENT_STREAM)
         if len(streams) >= LIVE_MAX:  # and from here on nobody else is asked until this one is counted
-            raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=_LIVE_RETRY, closes=True)
+            raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=10, closes=True)
         return _Live(_stream(status, stop), streams)
 
     @api.get("/livez", "Is it alive?")
@@ -388,7 +395,7 @@ def add_figures(api: Api, status: DaemonStatus, stop: asyncio.Event) -> None:
         Where the log goes on behind bytes that are no frame, no threshold is waited for.
         """
         row = status.row()
-        facts = answers.text64({name: row.get(name) for name in ("phase", *_LAG, "caughtUp")})
+        facts = text64({name: row.get(name) for name in ("phase", *_LAG, "caughtUp")})
         if reasons := _not_ready(row, asked):
             raise ProblemError(503, "not-ready", "; ".join(reasons), facts, retry=_RETRY)
         return json_response(to_json({"status": "ok", **facts}))

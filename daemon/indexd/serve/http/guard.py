@@ -105,9 +105,7 @@ def problem_of(error: Exception) -> ProblemError:
             return ProblemError(503, "too-long", detail, _NARROWER, retry=1)
         case UsageError():
             return ProblemError(422, "parameters", detail, {**hint, "problems": [detail]})
-        case DisturbedError() | UnsafeStoreError():
-            return ProblemError(503, "not-now", detail, hint, retry=1)
-        case DiskError() if error.is_transient:
+        case DisturbedError() | UnsafeStoreError() | DiskError(is_transient=True):
             return ProblemError(503, "not-now", detail, hint, retry=1)
         case IndexdError():
             slug = "corrupt-data" if isinstance(error, CorruptDataError) else "internal"
@@ -184,29 +182,27 @@ class Guard:
                 message["headers"] = given + [header for header in _HEADERS if header[0] not in names]
             await send(message)
 
-        problem = self._problem(scope)
         try:
-            if problem is None:
-                await self._app(scope, receive, send_guarded)
+            self._check(scope)
+            await self._app(scope, receive, send_guarded)
+            return
         except asyncio.CancelledError:  # at a stop, or it would be answered in the server's own words
             self._log.warning("http_cut_off", path=scope["path"], answered=is_answered)
-            if is_answered:
-                raise
-            problem = problem_of(StoppingError())
-        except Exception as error:  # whatever it is, it is answered, and said in the log
-            problem = problem_of(error)
+            error: Exception = StoppingError()
+        except Exception as failed:  # noqa: BLE001 - whatever it is, it is answered, and said in the log
+            error = failed
             if not isinstance(error, IndexdError | NotAnsweredError | ProblemError):
                 self._log.error("http_failed", path=scope["path"], problem=repr(error), exc_info=True)
-            if is_answered:
-                raise
-        if problem is not None:
-            await problem.response(scope["path"])(scope, receive, send_guarded)
+        if is_answered:
+            raise error
+        await problem_of(error).response(scope["path"])(scope, receive, send_guarded)
 
-    def _problem(self, scope: Scope) -> ProblemError | None:
-        # What keeps a request from being answered; its connection is not kept, which may come with more of the kind.
-        path, headers, members = scope["path"], dict(scope["headers"]), None
+    def _check(self, scope: Scope) -> None:
+        # Raises what keeps a request from being answered; its connection is not kept: more of the kind may come.
+        path, headers = scope["path"], dict(scope["headers"])
         scope.setdefault("state", {})["authorized"] = bears = self._access.bears_token(headers.get(b"authorization"))
         once = [name for name, _ in scope["headers"] if name in _ONCE]
+        found: tuple[Any, ...]
         if scope["method"] not in ("GET", "HEAD"):
             found = 405, "method-not-allowed", f"{scope['method']} is not answered here, only GET and HEAD are"
         elif len(once) != len(set(once)):
@@ -214,10 +210,10 @@ class Guard:
         elif headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
             found = 413, "content-too-large", "a request has no body here"
         elif not self._access.is_known_host(headers.get(b"host")):
-            found = 421, "unknown-host", "the Host header names neither this address nor localhost"
-            members = {"hint": "ask by address, or set http_token_file"}
+            hint = {"hint": "ask by address, or set http_token_file"}
+            found = 421, "unknown-host", "the Host header names neither this address nor localhost", hint
         elif not bears and path not in FREE and not path.startswith(FREE_BELOW):
             found = 401, "token-needed", "give the token: Authorization: Bearer TOKEN"
         else:
-            return None
-        return ProblemError(*found, members, closes=True)
+            return
+        raise ProblemError(*found, closes=True)

@@ -153,9 +153,7 @@ async def serve_http(
             "http_open", http=config.http.http, token=access.token is not None, tls=access.tls is not None, hint=_OPEN
         )
     # Nothing of it is a line of our log; without a handler Python would print it as it is.
-    quiet = logging.getLogger("uvicorn")
-    quiet.propagate = False
-    quiet.addHandler(logging.NullHandler())
+    logging.getLogger("uvicorn.error").disabled = True
     queries = Queries(config, status, config.http.http_queries_max)
     app = create_app(config, status, queries, access, log, stop)
     settings = uvicorn.Config(

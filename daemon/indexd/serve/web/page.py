@@ -149,7 +149,7 @@ class SearchForm:
         if text.lower() == "now":
             return now
         try:
-            if text.startswith("-"):
+            if text.startswith("-") and text[-1].isalpha():
                 return now - parse_millis(text[1:])
             if text.isascii() and text.isdigit():
                 return int(text)
