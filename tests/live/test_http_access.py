@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from indexd.config import load
 from indexd.errors import UsageError
+from indexd.serve.access_files import HttpAccess, read_http_access
 from indexd.serve.http import server as http_server
-from indexd.serve.http.guard import HttpAccess, read_access
 from support.serving import Serving, answer_of, client_context, make_certificate, problem, read_all, wait_for
 
 if TYPE_CHECKING:
@@ -313,10 +313,10 @@ def test_a_token_file_that_holds_none(place: tuple[Path, Path], tmp_path: Path, 
     (tmp_path / "token").write_text(content)
     given = {"data": str(place[0]), "store": str(place[1]), "http_token_file": str(tmp_path / "token")}
     with pytest.raises(UsageError, match="holds no token"):
-        read_access(load(given, None, {}))
+        read_http_access(load(given, None, {}))
     (tmp_path / "token").unlink()
     with pytest.raises(UsageError, match="cannot open"):
-        read_access(load(given, None, {}))
+        read_http_access(load(given, None, {}))
 
 
 def test_tls(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
@@ -384,14 +384,14 @@ def test_who_listens_to_all_is_warned(
         given["http_token_file"] = str(tmp_path / "token")
     if has_tls:
         given |= {"http_tls_cert": str(certificate[0]), "http_tls_key": str(certificate[1])}
-    assert read_access(load(given, None, {})).is_open is is_open
+    assert read_http_access(load(given, None, {})).is_open is is_open
 
 
 def test_a_certificate_that_is_none(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
     given = {"data": str(place[0]), "store": str(place[1])}
     for cert, key in ((certificate[1], certificate[0]), (certificate[0], certificate[0]), (place[1], certificate[1])):
         with pytest.raises(UsageError, match="for TLS"):
-            read_access(load(given | {"http_tls_cert": str(cert), "http_tls_key": str(key)}, None, {}))
+            read_http_access(load(given | {"http_tls_cert": str(cert), "http_tls_key": str(key)}, None, {}))
 
 
 def test_pages_of_named_origins_may_read(place: tuple[Path, Path]) -> None:

@@ -357,7 +357,7 @@ def test_a_key_of_another_certificate_and_a_folder(tmp_path: Path, guards: Guard
     tls, acl = guards
     with pytest.raises(UsageError, match="TLS") as error:
         _read(tmp_path, **tls | {"remoting_tls_key": make_certificate(tmp_path)[1]})
-    assert error.value.hint == "give the key that belongs to the certificate"
+    assert error.value.hint == "give a PEM chain, and the key that belongs to it, without a password"
     with pytest.raises(UsageError, match="remoting_secret_key_file") as error:
         _read(tmp_path, **acl | {"remoting_secret_key_file": tmp_path})
     assert error.value.hint == "give a file with the secret key"

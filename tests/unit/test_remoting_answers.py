@@ -425,7 +425,7 @@ async def test_the_index_shows_itself_as_a_broker_does(store: QueueStore) -> Non
     }  # fmt: skip
     with asking(store, row) as to:
         answer = await to.ask(28)
-        table, started = json.loads(answer.body)["table"], str(int(to.board.started * 1000))
+        table, started = json.loads(answer.body)["table"], str(to.board.row()["startedAt"])
         wanted = {
             "brokerVersionDesc": f"indexd {__version__}", "commitLogMaxOffset": "4096", "dispatchBehindBytes": "17",
             "indexdCommitLogMaxOffset": "4096", "bootTimestamp": started, "indexdStartedAt": started,

@@ -195,7 +195,7 @@ class Asker:
         file = self._config.http.http_token_file
         if file is None:
             return {}
-        from indexd.serve.http.guard import read_token  # noqa: PLC0415 - loads the server
+        from indexd.serve.access_files import read_token  # noqa: PLC0415 - loads ssl
 
         try:
             return {"Authorization": f"Bearer {read_token(file).decode('ascii')}"}

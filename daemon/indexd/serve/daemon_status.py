@@ -446,7 +446,6 @@ class DaemonStatus:
 
     def __init__(self, config: Config) -> None:
         self.boot_id = str(uuid.uuid4())
-        self.started = time.time()
         self.events = Events()
         self.drain_seconds = Histogram()
         self.flush_seconds = Histogram()
@@ -483,7 +482,7 @@ class DaemonStatus:
             "hashSlotNum": config.index.hash_slot_num,
             "indexNum": config.index.index_num,
             "bootId": self.boot_id,
-            "startedAt": int(self.started * 1000),
+            "startedAt": int(time.time() * 1000),
         }
         # The phase, and what makes its figures; replaced whole, so that nobody sees a phase with another one's.
         self._standing: tuple[str, Callable[[], Row]] = "opening", _NOT_KNOWN.copy

@@ -13,7 +13,6 @@ from indexd.serve.daemon_status import FIELDS, DaemonStatus, Figure
 
 PREFIX = "indexd_"
 NODE_TYPE = "indexer"
-_UNITS = ("bytes", "seconds", "ratio")
 #: Fields of the status that are metrics.
 FAMILIES = tuple(found for found in FIELDS if found.kind != "text")
 #: Attribute of the status, and name -> help.
@@ -30,8 +29,7 @@ def exposed(family: Figure) -> str:
 
 
 def _empty(family: Figure) -> Metric:
-    unit = family.name.rpartition("_")[2]
-    return Metric(PREFIX + family.name, family.help, family.kind, unit if unit in _UNITS else "")
+    return Metric(PREFIX + family.name, family.help, family.kind)
 
 
 class IndexerCollector(Collector):

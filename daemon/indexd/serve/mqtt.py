@@ -30,7 +30,6 @@ from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.events import Event
 from indexd.storage.disk import Disk
 
-Logger = Any
 ONLINE, OFFLINE = b"online", b"offline"
 # Of one packet from the broker, in bytes; MQTT 5, 3.1.2.11.4 lets it know.
 _PACKET_BYTES_MAX = 65_536
@@ -47,7 +46,6 @@ _TICK_SECONDS, _STATE_SECONDS_MIN = 0.2, 1.0
 # For the last words: less than what ServeThread grants.
 _LEAVE_SECONDS = 4.0
 _LEVEL_BYTES_MAX = 200
-_PLACES = frozenset({"begin", "end"})
 # MQTT 5, 2.4: what the package calls an end that nobody has given a reason for, a packet that is none, and silence.
 _CODES = {
     0x80: "the connection was lost",
@@ -69,7 +67,7 @@ _HINTS = {
 _SILENT = logging.Logger("indexd.mqtt", logging.CRITICAL + 1)
 
 
-async def publish(config: Config, status: DaemonStatus, log: Logger, stop: asyncio.Event) -> None:
+async def publish(config: Config, status: DaemonStatus, log: Any, stop: asyncio.Event) -> None:
     """Publish until ``stop``; ``status.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
     publisher = _Publisher(config.mqtt, status, log)
     status.outlets["mqtt"] = publisher.row
@@ -92,7 +90,7 @@ async def publish(config: Config, status: DaemonStatus, log: Logger, stop: async
 
 
 class _Publisher:
-    def __init__(self, config: MqttConfig, status: DaemonStatus, log: Logger) -> None:
+    def __init__(self, config: MqttConfig, status: DaemonStatus, log: Any) -> None:
         self._config, self._status, self._log = config, status, log
         self._about = status.row()
         levels = [topic_level(self._about[name]) for name in ("cluster", "nodeId")]
@@ -308,5 +306,5 @@ def _texts(value: object, key: str = "") -> object:
     if isinstance(value, list | tuple):
         # A list of offsets, or of ranges [begin, end, reason], is called for what it holds.
         return [_texts(inner, "offset" if key == "uncovered" else key) for inner in value]
-    is_offset = key in _PLACES or key.lower().endswith("offset")
+    is_offset = key in ("begin", "end") or key.lower().endswith("offset")
     return str(value) if is_offset and isinstance(value, int) and not isinstance(value, bool) else value

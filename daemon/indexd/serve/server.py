@@ -17,19 +17,16 @@ import uvloop
 from indexd.config import OFF, Config, split_address
 from indexd.dispatch.reput import pause
 from indexd.errors import IndexdError, UsageError
+from indexd.serve.access_files import read_http_access
 from indexd.serve.daemon_status import DaemonStatus
-from indexd.serve.http.guard import read_access
-from indexd.serve.remoting.access import read_access as read_remoting_access
+from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.upstream import read_upstream_tls
-
-Logger = Any
 
 _RESTART_SECONDS = (1.0, 60.0)
 # A run this long makes the next restart a quick one again.
 _STEADY_SECONDS = 60.0
 # What is under way at a stop may take so long.
 _LEAVE_SECONDS = 5.0
-_BACKLOG = 1024
 
 
 class ServeThread:
@@ -39,17 +36,17 @@ class ServeThread:
     said and tried again: the index must not wait for it.
     """
 
-    def __init__(self, config: Config, status: DaemonStatus, log: Logger) -> None:
+    def __init__(self, config: Config, status: DaemonStatus, log: Any) -> None:
         self._config, self._status, self._log = config, status, log
         #: Of the outlets that listen, by name, which is also the key of the address: where, and the socket once it is.
         self._addresses: dict[str, str] = {}
         self._sockets: dict[str, socket.socket] = {}
         # What cannot be used of files is said at the start, not at each try.
         if config.http.http != OFF:
-            read_access(config)
+            read_http_access(config)
             self._addresses["http"] = config.http.http
         if config.remoting.remoting != OFF:
-            read_remoting_access(config)
+            read_access(config)
             read_upstream_tls(config)
             self._addresses["remoting"] = config.remoting.remoting
         self._outlets = [*self._addresses, *(["mqtt"] if config.mqtt.mqtt_host is not None else [])]
@@ -138,7 +135,7 @@ def listen(address: str, key: str = "http") -> socket.socket:
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         is_v6 = family == socket.AF_INET6  # [::] is every address, of both kinds
-        return socket.create_server(place, family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
+        return socket.create_server(place, family=family, backlog=1024, dualstack_ipv6=is_v6)
     except OSError as error:
         hint = f"give another --{key} HOST:PORT, or --{key} {OFF}"
         reason = str(error.strerror or error).partition(" (while attempting")[0]  # the library repeats the address

@@ -59,6 +59,7 @@ class Daemon:
         self._finished = asyncio.Event()
         self._liveness = StageLiveness(instance.notifier.watchdog_seconds)
         self._is_tailing = self._must_flush = False
+        self._rolls = 0
         # One thread each, so that the order of calls on the log and on the files is theirs.
         self._threads = {name: ThreadPoolExecutor(1, name) for name in ("read", "build", "flush")}
         self._threads["scrub"] = ThreadPoolExecutor(1, "scrub", take_lowest_priority)
@@ -187,7 +188,9 @@ class Daemon:
         self._liveness.sign("build", self._instance.config.queue.drain_interval)
         if has_items:
             self._board.drain_seconds.observe(time.monotonic() - started)
-        if self._tell.has_rolled(self.pipeline.index.rolls, self.pipeline.built.phy_offset):
+        if rolled := self.pipeline.index.rolls - self._rolls:
+            self._rolls += rolled
+            self._log.info("rolled", files=rolled, phy_offset=self.pipeline.built.phy_offset)
             self._flush_due.set()
 
     def _build_now(self, items: list[Item]) -> None:

@@ -143,7 +143,6 @@ class EventReporter:
         self.problems: Mapping[str, IndexdError] = {}
         #: Times that the reader came to stand at bytes that are no frame.
         self.corrupt_found = 0
-        self._rolls = 0
         self._left_out: set[str] = set()
         self._is_state_written = True
         self._stalled: frozenset[str] = frozenset()
@@ -170,13 +169,6 @@ class EventReporter:
         else:
             size = event.end - event.begin
             self._log().warning("skipped", begin=event.begin, end=event.end, bytes=size, reason=event.reason)
-
-    def has_rolled(self, rolls: int, phy_offset: int) -> bool:
-        """Whether index files became full since the last call; ``rolls`` is how many ever did."""
-        files, self._rolls = rolls - self._rolls, rolls
-        if files:
-            self._log().info("rolled", files=files, phy_offset=phy_offset)
-        return bool(files)
 
     def left_out(self, reasons: Mapping[str, int]) -> None:
         """Once a reason, when the first such message comes; how many there are stands in the state."""

@@ -247,7 +247,7 @@ def add_messages(api: Api, queries: Queries, body_max: int) -> None:
         asked_for = make_question(ByMessage, {"id" if len(where) >= 32 else "offset": where})
 
         def find(data: Data) -> tuple[bytes | str, str]:
-            found = data.message(asked_for.id or asked_for.offset or 0)
+            found = asked_for.answer(data.index)
             if isinstance(found, NotFound):
                 return found.reason, EMPTY_COVERED  # it was the log itself that was asked
             row = message_fields(found) | Bodies(asked.body, body_max).of(found)

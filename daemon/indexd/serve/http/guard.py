@@ -6,27 +6,19 @@ Every answer that is none is a ProblemError: application/problem+json (RFC 9457)
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import json
-import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from indexd.config import OFF, Config, split_address
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
-from indexd.serve.access_files import is_loopback, read_secret, read_tls
+from indexd.serve.access_files import HttpAccess
 from indexd.serve.queries import CrowdedError, NotAnsweredError, NotOpenError, StoppingError
 
 MEDIA_TYPE = "application/problem+json"
-_TOKEN_BYTES_MIN = 8
 _INSTANCE_MAX = 200
 #: What is answered without the token: whether it is alive, and the page without figures and answers.
 FREE = ("/livez", "/")
@@ -111,57 +103,6 @@ def problem_of(error: Exception) -> ProblemError:
             slug = "corrupt-data" if isinstance(error, CorruptDataError) else "internal"
             return ProblemError(500, slug, detail, hint)
     return ProblemError(500, "internal", "a defect: the daemon's log says more", closes=True)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAccess:
-    """Read once at the start. ``is_local``: it listens to this machine alone, and needs no token.
-
-    ``is_open``: it listens to others too, who need no token, or whose tokens and answers anybody on the way may read.
-    """
-
-    token: bytes | None
-    tls: ssl.SSLContext | None
-    is_local: bool
-    is_open: bool = False
-
-    def bears_token(self, authorization: bytes | None) -> bool:
-        """Whether the header has the token, in a time that says nothing about it; True where none is needed."""
-        if self.token is None:
-            return True
-        scheme, _, given = (authorization or b"").partition(b" ")
-        return hmac.compare_digest(given.strip(), self.token) and scheme.lower() == b"bearer"
-
-    def is_known_host(self, host: bytes | None) -> bool:
-        """False for a name that some web page made to point to this machine (DNS rebinding): it would read along.
-
-        Only where nothing else protects what is here. Addresses and localhost are no such names.
-        """
-        if not self.is_local or host is None:
-            return True
-        try:
-            name = (urlsplit("//" + host.decode("latin-1")).hostname or "").rstrip(".")
-            return name == "localhost" or name.endswith(".localhost") or bool(ipaddress.ip_address(name))
-        except ValueError:  # no address, or a bracket that is not closed
-            return False
-
-
-def read_access(config: Config) -> HttpAccess:
-    """UsageError if token or certificate cannot be used."""
-    http = config.http
-    token = None if http.http_token_file is None else read_token(http.http_token_file)
-    tls = None
-    if http.http_tls_cert is not None and http.http_tls_key is not None:
-        tls = read_tls(http.http_tls_cert, http.http_tls_key)
-    is_near = http.http != OFF and is_loopback(split_address(http.http)[0])
-    is_open = http.http != OFF and not is_near and (token is None or tls is None)
-    return HttpAccess(token, tls, token is None and is_near, is_open)
-
-
-def read_token(path: Path) -> bytes:
-    """The token that the file holds, printable ASCII; UsageError, which never shows what is there instead."""
-    remedy = f"make one: openssl rand -hex 32 > {path}"
-    return read_secret(path, "http_token_file", what="token", least=_TOKEN_BYTES_MIN, remedy=remedy)
 
 
 class Guard:

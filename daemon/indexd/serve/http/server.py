@@ -29,10 +29,11 @@ from uvicorn.server import ServerState
 from indexd.config import Config
 from indexd.dispatch.reput import pause
 from indexd.errors import IndexdError
+from indexd.serve.access_files import HttpAccess, read_http_access
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.answers import json_response
 from indexd.serve.http.endpoints import Api, add_figures, add_files, add_messages
-from indexd.serve.http.guard import Guard, HttpAccess, ProblemError, problem_of, read_access
+from indexd.serve.http.guard import Guard, ProblemError, problem_of
 from indexd.serve.queries import NotAnsweredError, Queries
 from indexd.serve.web.page import ASSETS, SearchForm, answer_to, asset, problem_section, render_page
 
@@ -48,11 +49,10 @@ _IDLE_SECONDS = 30
 _HANDSHAKE_SECONDS = 5.0
 _OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on 127.0.0.1"
 # Scripts, styles and data from here alone, none of them inside the page; nobody may frame it.
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-_HEADERS = {"content-security-policy": _POLICY}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+}
 
 
 def create_app(
@@ -147,7 +147,7 @@ async def serve_http(
 
     ``listening`` stays open for another try. UsageError if token or certificate cannot be used.
     """
-    access, loop, state = read_access(config), asyncio.get_running_loop(), ServerState()
+    access, loop, state = read_http_access(config), asyncio.get_running_loop(), ServerState()
     if access.is_open:
         log.warning(
             "http_open", http=config.http.http, token=access.token is not None, tls=access.tls is not None, hint=_OPEN

@@ -55,7 +55,6 @@ BY_INDEX = frozenset({"key", "unique", "tags"})
 MODES = {"exact": "every message that matches", "rocketmq": "what the broker would answer"}
 MOST_DEFAULT = 64
 _INDEX_TYPES: dict[str, Literal["U", "T"]] = {"unique": "U", "tags": "T"}
-_TIME_HINT = "write 2026-11-22 03:15, -15m, -1h, -7d, or milliseconds since 1970"
 _HINTS = {
     "queue": "write them as 0/123",
     "id": f"if it is what a producer printed, search for it as {WAYS['unique'].lower()}",
@@ -156,7 +155,8 @@ class SearchForm:
             moment = datetime.fromisoformat(text)
             zone = datetime.fromisoformat(f"2000-01-01T00:00{self.zone}").tzinfo or UTC
         except ValueError:
-            raise UsageError(f"{text[:80]!r} is no time", _TIME_HINT) from None
+            hint = "write 2026-11-22 03:15, -15m, -1h, -7d, or milliseconds since 1970"
+            raise UsageError(f"{text[:80]!r} is no time", hint) from None
         aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
         return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
@@ -174,18 +174,15 @@ def render_page(form: SearchForm, answer: Markup | None, row: Mapping[str, Any] 
 def answer_to(data: Data, form: SearchForm, size_max: int) -> Shown:
     """Look it up and write it down; raises IndexdError. ``size_max``: most bytes of a body."""
     question, note = form.question(), None
-    if isinstance(question, ByMessage):
-        where: Any = question.id or question.offset
-    else:
-        answer = question.answer(data.index)
-        if isinstance(question, ByKey):
-            return _by_key(form, question, answer)
-        if isinstance(answer, OffsetAnswer):
-            return _by_queue(form, answer)
-        if answer.phy_offset is None:
-            return _nothing(form, answer.coverage, answer.why or reasons.BEHIND_LAST)
-        where, note = answer.phy_offset, "The first message of the log that was stored then or later."
-    found = data.message(where)
+    found: Any = question.answer(data.index)
+    if isinstance(question, ByKey):
+        return _by_key(form, question, found)
+    if isinstance(question, ByQueueOffset):
+        return _by_queue(form, found)
+    if isinstance(question, ByTime):
+        if found.phy_offset is None:
+            return _nothing(form, found.coverage, found.why or reasons.BEHIND_LAST)
+        found, note = data.message(found.phy_offset), "The first message of the log that was stored then or later."
     if isinstance(found, NotFound):
         return render("answer.html", kind="no-message", form=form, lines=[f"{found.reason}."]), EMPTY_COVERED
     own = SearchForm(by="offset", topic=form.topic, q=str(found.phy_offset), view=form.view, zone=form.zone)
