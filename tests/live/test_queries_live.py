@@ -186,7 +186,7 @@ def test_neither_the_package_nor_a_query_loads_numpy_or_the_compiler(tmp_path: P
     store = QueueStore(tmp_path)
     store.append(_spec(0))
     store.build()
-    names = "{'numpy', 'numba', 'llvmlite', 'asyncio', 'structlog'}"
+    names = "{'numpy', 'numba', 'llvmlite', 'asyncio', 'structlog', 'rich', 'ssl', 'http.client'}"
     package = (
         "import sys, indexd\n"
         "assert not [name for name in sys.modules if name.startswith('indexd.')]\n"

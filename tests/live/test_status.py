@@ -8,9 +8,9 @@ import pty
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,29 +100,20 @@ def test_watching_goes_on_until_somebody_stops_it(running: Daemon) -> None:
 
 
 def test_a_terminal_is_redrawn_in_place_and_keeps_the_last_look(running: Daemon) -> None:
-    ends = pty.openpty()
-    environ = environment({"TERM": "xterm", "COLUMNS": "100", "LINES": "60"})
+    ours, theirs = pty.openpty()
     command = [COMMAND, "status", "--watch", "0.1", "--data", running.data]
-    watching = subprocess.Popen(
-        command, stdin=ends[1], stdout=ends[1], stderr=ends[1], env=environ, start_new_session=True
-    )
-    os.close(ends[1])
+    watching = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment())
+    os.close(theirs)
     seen = b""
-    try:
+    with os.fdopen(ours, "rb", buffering=0) as screen:
         while seen.count(b"asked http") < 3:
-            seen += os.read(ends[0], 65536)
+            seen += screen.read(65536)
         watching.send_signal(signal.SIGINT)
-        while True:
-            try:
-                seen += os.read(ends[0], 65536)
-            except OSError:  # nobody has the other end any more
-                break
-    finally:
-        watching.kill()
-        os.close(ends[0])
+        with suppress(OSError):  # nobody has the other end any more
+            while part := screen.read(65536):
+                seen += part
     assert watching.wait(30) == 130
-    _, _, after = seen.rpartition(b"\x1b[H\x1b[2J")
-    assert b"caught up" in after
+    assert b"caught up" in seen.rpartition(b"\x1b[H\x1b[2J")[2]
     assert b"Traceback" not in seen
 
 
@@ -144,9 +135,7 @@ def test_an_address_where_nobody_answers_or_somebody_else(running: Daemon, stopp
     for words, says in (
         (["--http", "off"], "nowhere to ask"),
         (["--http", "127.0.0.1:0"], "nowhere to ask"),
-        (["--http", "127.0.0.1"], "is not HOST:PORT"),
         (["--watch", "0.01"], "is not from 0.1 to 3600"),
-        (["--watch", "often"], "is not a duration"),
         (["--ca", "/none/ca.pem"], "no certificates in /none/ca.pem"),
     ):
         done = indexd("status", *words)
@@ -166,7 +155,7 @@ def test_one_that_does_not_answer_is_a_finding_and_one_that_was_killed_another(s
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
         assert row["asked"] == str(daemon.data / "state")
-        assert row["findings"] == [f"HTTP at {address}: no answer within 5 s"]
+        assert row["findings"] == [f"HTTP at {address}: timed out"]
         assert (row["phase"], row["lastPhase"], row["messages"]) == ("unreachable", "running", MESSAGES)
         assert row["ageMilliseconds"] >= 5000
         assert "does not answer (figures are " in drawn.splitlines()[0]
@@ -218,21 +207,16 @@ def test_a_token_is_borne_and_a_wrong_one_said(store: Path, tmp_path: Path) -> N
             assert "--http-token-file" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "content",
-    [None, "secret-1\nsecret-2\n", "-----BEGIN KEY-----\nsecret\n-----END KEY-----\n", "s\u00e9cret-secret", ""],
-)
+@pytest.mark.parametrize("content", [None, "-----BEGIN KEY-----\nsecret\n-----END KEY-----\n", "s\u00e9cret-secret"])
 def test_a_file_without_a_token_is_one_line_that_does_not_show_it(content: str | None, tmp_path: Path) -> None:
     file = tmp_path / "token"
     if content is not None:
         file.write_text(content, "utf-8")
-    for where in (["--http", "127.0.0.1:1"], ["--data", tmp_path]):
-        done = indexd("status", *where, "--http-token-file", file)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert ("cannot open" if content is None else "holds no token: 8 to 4096 printable") in done.stderr
-        assert "wants another" not in done.stderr  # nobody was asked
-        assert "openssl" not in done.stderr  # that would write over the file
-        assert not [part for part in ("secret", "BEGIN", "cret-") if part in done.stderr]
+    done = indexd("status", "--http", "127.0.0.1:1", "--http-token-file", file)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert ("cannot open" if content is None else "holds no token: 8 to 4096 printable") in done.stderr
+    # Nobody was asked; openssl would write over the file.
+    assert not [part for part in ("wants another", "openssl", "secret", "BEGIN", "cret-") if part in done.stderr]
 
 
 def test_tls_with_the_daemons_own_certificate_or_one_that_vouches_for_it(store: Path, tmp_path: Path) -> None:
@@ -253,34 +237,23 @@ def test_tls_with_the_daemons_own_certificate_or_one_that_vouches_for_it(store: 
 # --- a daemon that was stopped or killed, one that is not that far yet, none at all
 
 
-def test_one_that_was_stopped(stopped: Path, tmp_path: Path) -> None:
+def test_one_that_was_stopped_also_without_its_log(stopped: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(stopped, data)
+    # A state that is left over counts for nothing.
+    (data / "state").write_text('{"pid": 1, "phase": "running", "phyOffset": 5}')
     row = row_of(data, code=1)
     assert (row["phase"], row["lastShutdownClean"], row["asked"]) == ("stopped", True, str(data / "frontier"))
     assert row["findings"] == ["no daemon runs: it was stopped"]
-    assert (row["messages"], row["caughtUp"], row["indexFiles"]) == (
-        MESSAGES,
-        True,
-        len(list((data / "index").iterdir())),
-    )
-    drawn = status(data, code=1)
-    assert drawn.startswith("stopped\n")
-    assert "all of the log" in drawn
-    # A state that is left over counts for nothing.
-    (data / "state").write_text('{"pid": 1, "phase": "running", "phyOffset": 5}')
-    assert row_of(data, code=1)["phase"] == "stopped"
-
-
-def test_a_log_that_is_not_there_any_more(stopped: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(stopped, data)
+    files = len(list((data / "index").iterdir()))
+    assert (row["messages"], row["caughtUp"], row["indexFiles"]) == (MESSAGES, True, files)
+    assert "all of the log" in status(data, code=1)
     row = row_of(data, "--store", tmp_path / "none", code=1)
     assert "caughtUp" not in row
     (note,) = row["notes"]
     assert f"the log cannot be looked at: there is no commitlog at {tmp_path}/none/commitlog" in note
     drawn = status(data, "--store", tmp_path / "none", code=1)
-    assert "durable to" in drawn
+    assert drawn.startswith("stopped\n")
     assert "all of the log" not in drawn, "where the log ends is not known"
 
 
@@ -307,18 +280,6 @@ def test_a_recovery_is_drawn(tmp_path: Path) -> None:
     assert drawn.startswith(f"recovering  pid {pid}\n")
     assert "Recovering, compare: 50 %" in drawn
     lock.release()
-
-
-def test_only_status_loads_what_draws() -> None:
-    code = (
-        "import sys; from indexd.cli.main import main\n"
-        "try: main(['query-key', '-t', 'T', '-k', 'k', '--data', '/none'])\n"
-        "except SystemExit: pass\n"
-        "loaded = {'rich', 'ssl', 'http.client', 'numpy'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 # --- what is drawn and worked out of a row
@@ -380,21 +341,3 @@ def test_texts_of_digits_are_numbers_again_but_names_are_not() -> None:
         "newest": [{"name": "20261121132749727", "endPhyOffset": -1}],
         "broker": {"maxOffset": 5, "alive": None, "why": "3"},
     }
-
-
-def test_recovery_in_words() -> None:
-    for step, text in (
-        ({"step": "replay", "unit": "files", "done": 1, "total": 4}, "state     Recovering, replay: 25 %"),
-        ({"step": "compare", "done": 0, "total": 0}, "state     Recovering, compare: 0 %"),
-    ):
-        row = {"phase": "recovering", "recovering": step}
-        assert text in list(draw(StatusSample(row | {"summary": summary_of(row)}, "here")))
-
-
-def test_one_that_does_not_answer_is_not_said_to_run() -> None:
-    row = {"phase": "unreachable", "lastPhase": "running", "dispatchBehindBytes": 0, "caughtUp": True, "phyOffset": 1}
-    row |= {"dispatchBehindMilliseconds": 0, "dispatchBehindMessages": 0}
-    drawn = list(draw(StatusSample(row, "/d/state", 100.0, age=45.0)))
-    assert drawn[0] == "does not answer (figures are 45 s old)"
-    assert "written 45 s ago, when it was running" in drawn[1]
-    assert any("caught up then" in line for line in drawn)
