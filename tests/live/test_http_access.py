@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from indexd.config import load
 from indexd.errors import UsageError
-from indexd.serve.access_files import HttpAccess, read_http_access
-from indexd.serve.http import server as http_server
+from indexd.serve.access_files import HttpAccess, read_http_access, read_token
+from indexd.serve.http.server import Limits
 from support.serving import Serving, answer_of, client_context, make_certificate, problem, read_all, wait_for
 
 if TYPE_CHECKING:
@@ -177,22 +177,20 @@ def test_many_requests_in_one_piece(server: Serving) -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"GET /liv", b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: y", b"\r\n\r\n"])
-def test_a_request_that_does_not_end(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
-    with Serving(*place) as server, server.connect() as peer:
+def test_a_request_that_does_not_end(place: tuple[Path, Path], words: bytes) -> None:
+    with Serving(*place, limits=Limits(request_seconds=0.5)) as server, server.connect() as peer:
         assert answer_of(peer, words) == (0, b"")
         assert server.get("/livez").status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("bound", "most", "clients", "whole"), [("ANSWER_SECONDS", 1.0, 1, 0), ("_UNTAKEN_MAX", 4_000_000, 6, 1)]
+    ("limits", "clients", "whole"), [(Limits(answer_seconds=1.0), 1, 0), (Limits(untaken_bytes=4_000_000), 6, 1)]
 )
 def test_answers_that_are_not_taken_are_cut_off(
-    place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, bound: str, most: float, clients: int, whole: int
+    place: tuple[Path, Path], limits: Limits, clients: int, whole: int
 ) -> None:
     """By how long one lies there, and by how much lies there of all clients."""
-    monkeypatch.setattr(http_server, bound, most)
-    with Serving(*place) as server:
+    with Serving(*place, limits=limits) as server:
         for _ in range(1000):
             server.board.events.tell("rolled", {"text": "x" * 20_000})
         before = _descriptors()
@@ -268,16 +266,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
-def test_every_answer_has_the_headers_that_protect_it(place: tuple[Path, Path]) -> None:
-    with Serving(*place) as server:
-        for path in _PATHS:
-            headers = server.get(path).headers
-            assert headers["x-content-type-options"] == "nosniff"
-            assert "default-src 'none'" in headers["content-security-policy"]
-            assert headers["referrer-policy"] == "no-referrer"
-            assert headers["cache-control"] == "no-store"
-            assert "server" not in headers
-            assert not [name for name in headers if name.startswith("access-control")]
+@pytest.mark.parametrize("path", _PATHS)
+def test_every_answer_has_the_headers_that_protect_it(server: Serving, path: str) -> None:
+    headers = server.get(path).headers
+    expected = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "cache-control": "no-store"}
+    assert {name: headers[name] for name in expected} == expected
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert not [name for name in headers if name == "server" or name.startswith("access-control")]
 
 
 def test_a_token(place: tuple[Path, Path], tmp_path: Path) -> None:
@@ -309,14 +304,10 @@ def test_a_token(place: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", " \n", "two words", "short", "ü" * 20])
-def test_a_token_file_that_holds_none(place: tuple[Path, Path], tmp_path: Path, content: str) -> None:
+def test_a_token_file_that_holds_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
-    given = {"data": str(place[0]), "store": str(place[1]), "http_token_file": str(tmp_path / "token")}
     with pytest.raises(UsageError, match="holds no token"):
-        read_http_access(load(given, None, {}))
-    (tmp_path / "token").unlink()
-    with pytest.raises(UsageError, match="cannot open"):
-        read_http_access(load(given, None, {}))
+        read_token(tmp_path / "token")
 
 
 def test_tls(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
@@ -339,12 +330,10 @@ def test_tls(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
             assert peer.version() == "TLSv1.2"
 
 
-def test_a_handshake_that_never_comes_is_ended(
-    place: tuple[Path, Path], certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 1.0)
-    cert, key = certificate
-    with Serving(*place, http_tls_cert=cert, http_tls_key=key, http_connections_max=4) as server, ExitStack() as stack:
+def test_a_handshake_that_never_comes_is_ended(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
+    (cert, key), limits = certificate, Limits(handshake_seconds=1.0)
+    tls = {"http_tls_cert": cert, "http_tls_key": key}
+    with Serving(*place, limits=limits, **tls, http_connections_max=4) as server, ExitStack() as stack:
         peers = []
         for _ in range(20):
             with suppress(ConnectionError):  # some are reset before they know that they were there
@@ -423,12 +412,10 @@ def test_a_name_that_was_made_to_point_here_is_refused(host: str, is_known: bool
     assert HttpAccess(None, None, is_local=False).is_known_host(host.encode())
 
 
-def test_the_name_in_the_host_header(place: tuple[Path, Path], tmp_path: Path) -> None:
-    with Serving(*place) as server:
-        answer = server.get("/api/v1/status", headers={"host": "evil.example"})
-        assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (421, "unknown-host")
-        assert server.get("/api/v1/status", headers={"host": "localhost:1"}).status_code == 200
+def test_the_name_in_the_host_header(server: Serving, place: tuple[Path, Path], tmp_path: Path) -> None:
+    problem(server.get("/api/v1/status", headers={"host": "evil.example"}), 421, "unknown-host")
+    assert server.get("/api/v1/status", headers={"host": "localhost:1"}).status_code == 200
     (tmp_path / "token").write_text(_TOKEN)
-    with Serving(*place, http_token_file=tmp_path / "token") as server:
+    with Serving(*place, http_token_file=tmp_path / "token") as other:
         headers = {"host": "indexd.example", "authorization": f"Bearer {_TOKEN}"}
-        assert server.get("/api/v1/status", headers=headers).status_code == 200
+        assert other.get("/api/v1/status", headers=headers).status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,10 @@ from support.mosquitto import (
     Listener,
     Mosquitto,
     Proxy,
-    make_certificates,
     mqtt_env,
-    run,
 )
 from support.same_index import assert_same_index
+from support.serving import make_certificate
 from support.small_log import SIZES, Growing, write_log
 
 ROOT = "indexd/prod/broker-a"
@@ -48,20 +48,19 @@ def mqtt(daemon: Daemon) -> dict[str, Any]:
     return row
 
 
-def set_password(home: Path, user: str, password: str) -> None:
-    words = [need("mosquitto_passwd"), "-b", home / "indexd.passwd", user, password]
-    (home / "indexd.passwd").touch(0o600)
-    run(*words)
-
-
 @pytest.fixture
 def secured(tmp_path: Path) -> Mosquitto:
     """The broker of config/mosquitto, but for its folder and its port; not started."""
     home = tmp_path / "mqtt"
     (home / "certs").mkdir(parents=True)
-    make_certificates(home / "certs")
-    set_password(home, "broker-a", "secret-a")
-    set_password(home, "watcher", "secret-w")
+    cert, key = make_certificate(home / "certs", "DNS:localhost")
+    key.rename(home / "certs/server.key")
+    for name in ("ca.crt", "server.crt"):  # it vouches for itself
+        shutil.copy(cert, home / "certs" / name)
+    (home / "indexd.passwd").touch(0o600)
+    for user, password in (("broker-a", "secret-a"), ("watcher", "secret-w")):
+        words = [need("mosquitto_passwd"), "-b", home / "indexd.passwd", user, password]
+        subprocess.run(words, check=True, capture_output=True)
     shutil.copy(EXAMPLES / "indexd.acl", home)
     conf = (EXAMPLES / "mosquitto.conf").read_text("utf-8").replace("/etc/mosquitto", str(home))
     # After the comments at its top the example begins with the listener, which is ours here.
@@ -172,13 +171,9 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
                 after.wait(lambda message: message.payload["fields"].get("phy_offset") == str(end), end="/event/flush")
                 assert sorted({*before, *numbers(after)}) == list(range(1, numbers(after)[-1] + 1))
                 assert numbers(after)[-1] >= before[-1] + 3
-                assert len(after.heard("/state")) >= 1
             # It says so once the broker has answered for all of it, a moment after the listener has it.
             daemon.wait_for(lambda: daemon.events("mqtt_connected")[1:] or None, "the connection")
-            lines = [row["event"] for row in daemon.events() if row["event"].startswith("mqtt")]
-            assert lines[0] == "mqtt_connected"
-            assert lines[-1] == "mqtt_connected"
-            assert 1 <= lines.count("mqtt_lost") <= 3
+            assert 1 <= len(daemon.events("mqtt_lost")) <= 3
             write_log(store, 1, start_offset=end)
             state = daemon.wait_state(lambda row: row["mqtt"]["connected"] and row["mqtt"]["waiting"] == 0)
             assert state["mqtt"]["dropped"] == 0
@@ -210,12 +205,11 @@ def test_a_broker_that_nobody_vouches_for_and_one_that_does_not_allow_it(tmp_pat
     end = write_log(store, 2000)
     password.write_text("secret-a", "ascii")
     env = secured_env(secured, password)
-    (tmp_path / "other").mkdir()
-    make_certificates(tmp_path / "other")
+    other, _ = make_certificate(tmp_path, "DNS:localhost")
     with (
         secured,
         watch(secured) as listener,
-        Daemon(store, tmp_path / "a", *SIZES, env=env | {"INDEXD_MQTT_CA_FILE": str(tmp_path / "other/ca.crt")}) as one,
+        Daemon(store, tmp_path / "a", *SIZES, env=env | {"INDEXD_MQTT_CA_FILE": str(other)}) as one,
         # The list of access lets a name speak for the node of that name alone.
         Daemon(store, tmp_path / "b", *SIZES, env=env | {"INDEXD_NODE_ID": "broker-b"}) as two,
     ):
@@ -270,11 +264,6 @@ def test_a_network_that_stalls_and_heals_holds_nothing_back(tmp_path: Path) -> N
     assert_same_index(tmp_path / "again", data)
 
 
-def check_log(daemon: Daemon) -> None:
-    """Nothing but lines of the log: no traceback of any package."""
-    assert not [line for line in daemon.log.read_text("utf-8").splitlines() if not line.startswith("{")]
-
-
 @pytest.mark.parametrize(
     ("conf", "writable", "words"),
     [
@@ -304,4 +293,5 @@ def test_a_broker_that_refuses_a_part(tmp_path: Path, conf: str, writable: tuple
         assert told[0]["event"] == "mqtt_lost" or "/event/" in words
         assert daemon.state()["mqtt"]["connected"] is False
         assert daemon.terminate() == 0
-        check_log(daemon)
+        # Nothing but lines of the log: no traceback of any package.
+        assert not [line for line in daemon.log.read_text("utf-8").splitlines() if not line.startswith("{")]

@@ -6,10 +6,8 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +20,9 @@ from indexd.storage.names import segment_name
 from support.daemon import Daemon
 from support.faults import held_until
 from support.missing import need, requires
+from support.mosquitto import free_port
+from support.serving import wait_for
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
-
-_START_SECONDS = 30.0
-_PAUSE = 0.1
-
 
 pytestmark = requires(lambda: (need("prometheus"), need("promtool")))
 
@@ -59,13 +55,7 @@ class Prometheus:
             "scrape_configs": [job],
         }
         (directory / "prometheus.yml").write_text(json.dumps(config), "utf-8")  # JSON is YAML
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __repr__(self) -> str:
-        return f"Prometheus({self._address})"
+        self._address, self._directory = f"127.0.0.1:{free_port()}", directory
 
     def __enter__(self) -> Self:
         command = [
@@ -75,44 +65,40 @@ class Prometheus:
         ]  # fmt: skip
         with (self._directory / "log").open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            self.wait_for(self._is_ready, "to be ready", _START_SECONDS)
-        except BaseException:
-            self.__exit__()
-            raise
+        wait_for(self._is_ready)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.kill()  # nobody reads its data again
-            self._process.wait(10)
+        self._process.kill()  # nobody reads its data again
+        self._process.wait(10)
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The samples of an instant query; AssertionError for an expression that is none."""
-        answer = fetch(f"http://{self._address}/api/v1/query", query=expr)
-        assert answer.is_success, f"{expr}: {answer.text}"
-        found: list[dict[str, Any]] = answer.json()["data"]["result"]
+        """The samples of an instant query, as soon as there are some; AssertionError for one that is none."""
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            found[:] = self.ask("query", query=expr)["result"]
+            return bool(found)
+
+        wait_for(is_there)
         return found
 
-    def alerts(self) -> dict[tuple[str, str], str]:
-        """(alert, instance) -> pending or firing."""
-        alerts = fetch(f"http://{self._address}/api/v1/alerts").json()["data"]["alerts"]
-        return {(alert["labels"]["alertname"], alert["labels"]["instance"]): alert["state"] for alert in alerts}
-
-    def wait_for(self, holds: Callable[[], bool], what: str, timeout: float = 20.0) -> None:
-        """Until that holds; AssertionError with the log when it does not in time."""
-        deadline = time.monotonic() + timeout
-        while not holds():
-            assert self._process is not None
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                raise AssertionError(f"waited for {what} of {self}: {(self._directory / 'log').read_text('utf-8')}")
-            time.sleep(_PAUSE)
+    def ask(self, path: str, **parameters: str) -> Any:
+        """Of its API; AssertionError where it refuses."""
+        answer = fetch(f"http://{self._address}/api/v1/{path}", **parameters)
+        assert answer.is_success, f"{parameters}: {answer.text}"
+        return answer.json()["data"]
 
     def _is_ready(self) -> bool:
+        assert self._process.poll() is None, (self._directory / "log").read_text("utf-8")
         with suppress(httpx.TransportError):
             return fetch(f"http://{self._address}/-/ready").is_success
         return False
+
+    def alerts(self) -> dict[tuple[str, str], str]:
+        """(alert, instance) -> pending or firing."""
+        alerts = self.ask("alerts")["alerts"]
+        return {(alert["labels"]["alertname"], alert["labels"]["instance"]): alert["state"] for alert in alerts}
 
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -197,11 +183,9 @@ def test_the_figures_are_the_daemons(watched: Watched) -> None:
         f'indexd_recovery_state{{{instance}, state="running"}}': 1,
         f'indexd_output_durable_offset{{{instance}, output="key"}}': offset,
         f"indexd_stopped_at_corrupt{{{instance}}}": 0,
-        f"rate(indexd_flush_seconds_count{{{instance}}}[10s])": None,
     }.items():
-        watched.prometheus.wait_for(lambda expr=expr: bool(watched.prometheus.query(expr)), expr)
         (sample,) = watched.prometheus.query(expr)
-        assert value is None or float(sample["value"][1]) == value, expr
+        assert float(sample["value"][1]) == value, expr
 
 
 def test_every_panel_of_the_dashboard_shows_something(watched: Watched) -> None:
@@ -212,24 +196,21 @@ def test_every_panel_of_the_dashboard_shows_something(watched: Watched) -> None:
         expr = template.replace("$__rate_interval", "10s").replace("$cluster", "Test.*").replace("$node_id", ".*")
         assert "$" not in expr
         if template in noted:
-            watched.prometheus.query(expr)  # or it is none that Prometheus can read
+            watched.prometheus.ask("query", query=expr)  # or it is none that Prometheus can read
         else:
-            watched.prometheus.wait_for(lambda expr=expr: bool(watched.prometheus.query(expr)), expr)
+            watched.prometheus.query(expr)
 
 
-def test_the_alert_for_corrupt_log_fires_for_the_one_that_met_it(watched: Watched) -> None:
-    watched.prometheus.wait_for(lambda: watched.state("IndexdCorrupt", watched.torn) == "firing", "the alert")
+def test_alerts_fire_for_the_daemon_they_are_about_and_end(watched: Watched) -> None:
+    wait_for(lambda: watched.state("IndexdCorrupt", watched.torn) == "firing")
     assert watched.state("IndexdCorrupt", watched.sound) is None
-
-
-def test_the_alert_fires_when_the_daemon_is_stopped_and_ends_when_it_goes_on(watched: Watched) -> None:
     up = f'up{{instance="{address(watched.sound)}"}}'
-    watched.prometheus.wait_for(lambda: [row["value"][1] for row in watched.prometheus.query(up)] == ["1"], "a scrape")
+    wait_for(lambda: watched.prometheus.query(up)[0]["value"][1] == "1")
     assert watched.state("IndexdDown", watched.sound) is None
     os.kill(watched.sound.pid, signal.SIGSTOP)
     try:
-        watched.prometheus.wait_for(lambda: watched.state("IndexdDown", watched.sound) == "firing", "the alert")
+        wait_for(lambda: watched.state("IndexdDown", watched.sound) == "firing")
         assert watched.state("IndexdDown", watched.torn) is None
     finally:
         os.kill(watched.sound.pid, signal.SIGCONT)
-    watched.prometheus.wait_for(lambda: watched.state("IndexdDown", watched.sound) is None, "the alert to end")
+    wait_for(lambda: watched.state("IndexdDown", watched.sound) is None)

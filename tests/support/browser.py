@@ -13,11 +13,10 @@ What the page asked the network for is in ``page.requests``, what it said on the
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import select
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -61,40 +60,34 @@ class Browser:
         self.pages: dict[str, Tab] = {}
 
     def __enter__(self) -> Self:
-        program = chromium()
-        assert program is not None
-        # The browser reads commands from its descriptor 3 and writes to 4, each ended by a zero.
-        commands, self._commands = _pipe()
-        self._answers, answers = _pipe()
         words = [
-            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe",
+            chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
             "--disable-default-apps", "--disable-domain-reliability", "--disable-dev-shm-usage", "--hide-scrollbars",
             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={self._profile}",
             "about:blank",
         ]  # fmt: skip
         self._profile.mkdir(parents=True, exist_ok=True)
-        with (self._profile / "chromium.log").open("wb") as log:
+        # It reads commands from its descriptor 3 and writes to 4, each ended by a zero.
+        self._end, theirs = socket.socketpair()
+        with theirs, (self._profile / "chromium.log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["bash", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "bash", *words],
+                ["bash", "-c", f'exec "$@" 3<&{theirs.fileno()} 4>&{theirs.fileno()}', "bash", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(commands, answers),
+                pass_fds=(theirs.fileno(),),
                 env=os.environ | {"HOME": str(self._profile), "DBUS_SESSION_BUS_ADDRESS": "disabled:"},
             )
-        os.close(commands)
-        os.close(answers)
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._commands)
+        self._end.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(10)
-        os.close(self._answers)
 
     def page(self, address: str = "", *, width: int = 1280, dark: bool = False, script: bool = True) -> Tab:
         """A new page, empty or opened, in a profile of its own; ``script``: whether it runs JavaScript."""
@@ -120,7 +113,7 @@ class Browser:
         command = {"id": number, "method": method, "params": parameters}
         if session is not None:
             command["sessionId"] = session
-        os.write(self._commands, json.dumps(command).encode() + b"\0")
+        self._end.sendall(json.dumps(command).encode() + b"\0")
         deadline = time.monotonic() + _SECONDS
         while True:
             said = self.hear(deadline - time.monotonic())
@@ -132,13 +125,12 @@ class Browser:
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
         """The next message of the browser, None when none comes in time; events go to their page too."""
-        deadline = time.monotonic() + seconds
-        answers = select.poll()  # not select(), which knows no descriptor above 1,023
-        answers.register(self._answers, select.POLLIN)
+        self._end.settimeout(max(seconds, 0.001))
         while b"\0" not in self._buffer:
-            if not answers.poll(max(deadline - time.monotonic(), 0) * 1000):
+            try:
+                read = self._end.recv(1 << 20)
+            except TimeoutError:
                 return None
-            read = os.read(self._answers, 1 << 20)
             assert read, "the browser has ended"
             self._buffer += read
         line, _, self._buffer = self._buffer.partition(b"\0")
@@ -146,15 +138,6 @@ class Browser:
         if said.get("sessionId") in self.pages and "method" in said:
             self.pages[said["sessionId"]].note(said["method"], said["params"])
         return said
-
-
-def _pipe() -> tuple[int, int]:
-    # Both ends behind 3 and 4, which the browser gets.
-    ends = os.pipe()
-    moved = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 10), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 10)
-    for end in ends:
-        os.close(end)
-    return moved
 
 
 class Tab:

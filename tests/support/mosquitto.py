@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from support.missing import need
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 EXAMPLES = Path(__file__).parents[2] / "config" / "mosquitto"
 PLAIN = "allow_anonymous true\npersistence false\n"
@@ -224,21 +224,3 @@ class Proxy:
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-def run(*words: object) -> None:
-    """A tool that must end well: openssl, mosquitto_passwd."""
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def make_certificates(home: Path, names: Sequence[str] = ("localhost",)) -> None:
-    """``ca.crt``, and ``server.crt`` with ``server.key`` that it vouches for."""
-    openssl = need("openssl")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    run(openssl, "req", "-x509", *key, "-subj", "/CN=CA", "-keyout", home / "ca.key", "-out", home / "ca.crt",
-        "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
-    run(openssl, "req", *key[:-2], "-subj", f"/CN={names[0]}", "-keyout", home / "server.key", "-out", home / "csr")
-    (home / "san").write_text("subjectAltName=" + ",".join(f"DNS:{name}" for name in names), "ascii")
-    run(openssl, "x509", "-req", "-in", home / "csr", "-CA", home / "ca.crt", "-CAkey", home / "ca.key", "-days", "2",
-        "-CAcreateserial", "-extfile", home / "san", "-out", home / "server.crt")  # fmt: skip

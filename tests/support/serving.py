@@ -20,7 +20,7 @@ import uvloop
 
 from indexd.config import load
 from indexd.serve.daemon_status import DaemonStatus
-from indexd.serve.http.server import serve_http
+from indexd.serve.http.server import Limits, serve_http
 from indexd.serve.server import listen
 from support.missing import need
 
@@ -111,9 +111,17 @@ class Serving(InThread):
     At the end the log must hold no error, and the thread must have ended.
     """
 
-    def __init__(self, data: Path, store: Path, *, row: Mapping[str, Any] | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        data: Path,
+        store: Path,
+        *,
+        row: Mapping[str, Any] | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - it cannot be changed
+        **settings: object,
+    ) -> None:
         super().__init__("http", data=data, store=store, **settings)
-        self.row = dict(row or {})
+        self.row, self._limits = dict(row or {}), limits
         self.board.running(lambda: self.row)
         self.port = self.place[1]
         self._stack = ExitStack()
@@ -137,7 +145,7 @@ class Serving(InThread):
             assert not self.log.errors()
 
     async def serve(self, stop: asyncio.Event) -> None:
-        await serve_http(self.config, self.board, self.log, self._listening, stop)
+        await serve_http(self.config, self.board, self.log, self._listening, stop, self._limits)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         """One request, on a connection that is kept."""

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from typing import Any
@@ -37,22 +38,29 @@ from indexd.serve.http.guard import Guard, ProblemError, problem_of
 from indexd.serve.queries import NotAnsweredError, Queries
 from indexd.serve.web.page import ASSETS, SearchForm, answer_to, asset, problem_section, render_page
 
-#: For a whole request, headers and all; for an answer, once it is all written.
-REQUEST_SECONDS, ANSWER_SECONDS = 10.0, 60.0
-# Answers that clients do not take: beyond this the largest go.
-_UNTAKEN_MAX = 64 << 20
-# Address and headers of a request, which its parser keeps.
-_HEAD_MAX = 33 << 10
 # Together with what closing the queries takes, less than the outlet is given (serve.server).
 _LEAVE_SECONDS = 2.0
 _IDLE_SECONDS = 30
-_HANDSHAKE_SECONDS = 5.0
 _OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on 127.0.0.1"
 # Scripts, styles and data from here alone, none of them inside the page; nobody may frame it.
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may take, in seconds and bytes."""
+
+    #: For a whole request, headers and all; for an answer, once it is all written; until TLS has begun.
+    request_seconds: float = 10.0
+    answer_seconds: float = 60.0
+    handshake_seconds: float = 5.0
+    #: Address and headers of a request, which its parser keeps.
+    head_bytes: int = 33 << 10
+    #: Answers that clients do not take: beyond this the largest go.
+    untaken_bytes: int = 64 << 20
 
 
 def create_app(
@@ -102,9 +110,9 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noq
 class HttpConnection(HttpToolsProtocol):
     """uvicorn's protocol for one client, with bounds: what is no request in time or in size is cut off."""
 
-    def __init__(self, most: int, *args: Any, **named: Any) -> None:
+    def __init__(self, limits: Limits, most: int, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._most = most
+        self._limits, self._most = limits, most
         # Of a request that is not whole: since when it comes, and its bytes.
         self._asking_since: float | None = self.loop.time()
         self._head_bytes = 0
@@ -122,7 +130,7 @@ class HttpConnection(HttpToolsProtocol):
             self._asking_since = self._asking_since or self.loop.time()
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes > _HEAD_MAX:
+        if self._head_bytes > self._limits.head_bytes:
             self.transport.close()
 
     def on_headers_complete(self) -> None:
@@ -134,14 +142,22 @@ class HttpConnection(HttpToolsProtocol):
         """Close it if its client takes too long; how many bytes of answers that has not taken."""
         untaken: int = self.transport.get_write_buffer_size()
         self._leaving_since = None if untaken == 0 else self._leaving_since or now
-        for since, most in ((self._asking_since, REQUEST_SECONDS), (self._leaving_since, ANSWER_SECONDS)):
+        for since, most in (
+            (self._asking_since, self._limits.request_seconds),
+            (self._leaving_since, self._limits.answer_seconds),
+        ):
             if since is not None and now - since > most:
                 self.transport.abort()
         return untaken
 
 
 async def serve_http(
-    config: Config, status: DaemonStatus, log: Any, listening: socket.socket, stop: asyncio.Event
+    config: Config,
+    status: DaemonStatus,
+    log: Any,
+    listening: socket.socket,
+    stop: asyncio.Event,
+    limits: Limits = Limits(),
 ) -> None:
     """Serve until ``stop``; what is under way then is finished, or broken off after seconds.
 
@@ -159,13 +175,13 @@ async def serve_http(
     settings = uvicorn.Config(
         app, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=_IDLE_SECONDS
     )
-    make = partial(HttpConnection, config.http.http_connections_max, settings, state, {})
-    handshake = None if access.tls is None else _HANDSHAKE_SECONDS
+    make = partial(HttpConnection, limits, config.http.http_connections_max, settings, state, {})
+    handshake = None if access.tls is None else limits.handshake_seconds
     server = await loop.create_server(make, sock=listening.dup(), ssl=access.tls, ssl_handshake_timeout=handshake)
     try:
         while not stop.is_set():
             state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
-            _look(list(state.connections), loop.time())
+            _look(list(state.connections), loop.time(), limits.untaken_bytes)
             await pause(stop, 1.0)
     finally:
         server.close()
@@ -181,10 +197,10 @@ async def serve_http(
             log.warning("queries_left_behind", queries=left)
 
 
-def _look(connections: Collection[Any], now: float) -> None:
+def _look(connections: Collection[Any], now: float, untaken_max: int) -> None:
     untaken = {connection: connection.look(now) for connection in connections}
     total = sum(untaken.values())
     for connection in sorted(untaken, key=untaken.__getitem__, reverse=True):
-        if total > _UNTAKEN_MAX:
+        if total > untaken_max:
             total -= untaken[connection]
             connection.transport.abort()
