@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -169,13 +168,6 @@ def test_any_bytes(server: Serving, words: bytes) -> None:
     assert server.get("/livez").status_code == 200
 
 
-def test_many_requests_in_one_piece(server: Serving) -> None:
-    one = b"GET /livez HTTP/1.1\r\n" + _HOST + b"\r\n"
-    with server.connect() as peer:
-        _, data = answer_of(peer, one * 200 + one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
-    assert data.count(b"HTTP/1.1 200 OK") == 201
-
-
 @pytest.mark.parametrize("words", [b"", b"GET /liv", b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: y", b"\r\n\r\n"])
 def test_a_request_that_does_not_end(place: tuple[Path, Path], words: bytes) -> None:
     with Serving(*place, limits=Limits(request_seconds=0.5)) as server, server.connect() as peer:
@@ -235,17 +227,6 @@ def _answers(peer: socket.socket) -> bool:
     return False
 
 
-def test_a_stop_does_not_wait_for_idle_clients(place: tuple[Path, Path]) -> None:
-    with Serving(*place) as server:
-        peers = [server.connect() for _ in range(5)]
-        peers[0].sendall(b"GET /liv")
-        server.get("/livez")
-        server.stop_soon()
-        wait_for(server.has_ended, 6)
-        for peer in peers:
-            peer.close()
-
-
 # --- who may ask
 
 _TOKEN = "s3cret-token"
@@ -293,9 +274,8 @@ def test_a_token(place: tuple[Path, Path], tmp_path: Path) -> None:
                 if path in ("/livez", "/"):
                     assert answer.status_code == 200
                 else:
-                    assert answer.status_code == 401
+                    problem(answer, 401, "token-needed")
                     assert answer.headers["www-authenticate"] == 'Bearer realm="indexd"'
-                    assert answer.headers["content-type"] == "application/problem+json"
         for scheme in ("Bearer", "bearer"):
             assert server.get("/api/v1/status", headers={"authorization": f"{scheme} {_TOKEN}"}).status_code == 200
         assert _TOKEN not in repr(server.log.lines)
@@ -321,13 +301,6 @@ def test_tls(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
             server.get("/livez")  # it does not know who signed
         with server.connect() as plain:
             assert answer_of(plain, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")[0] == 0
-        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        old.load_verify_locations(str(cert))
-        old.check_hostname = False
-        old.set_ciphers("ALL:@SECLEVEL=0")
-        old.maximum_version = ssl.TLSVersion.TLSv1_2
-        with old.wrap_socket(server.connect()) as peer:
-            assert peer.version() == "TLSv1.2"
 
 
 def test_a_handshake_that_never_comes_is_ended(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
@@ -392,8 +365,7 @@ def test_pages_of_named_origins_may_read(place: tuple[Path, Path]) -> None:
         assert mine["vary"] == other["vary"] == "Origin"
         asks = {"access-control-request-method": "GET", "access-control-request-headers": "authorization"}
         preflight = server.client.options("/api/v1/status", headers={"origin": _ORIGIN, **asks})
-        assert preflight.status_code == 200
-        assert preflight.headers["access-control-allow-methods"] == "GET, HEAD"
+        assert (preflight.status_code, preflight.headers["access-control-allow-methods"]) == (200, "GET, HEAD")
         assert server.client.options("/livez", headers={"origin": "https://evil.example", **asks}).status_code == 400
 
 

@@ -199,10 +199,9 @@ PUBLISH = b"\x30\x80\x80\x40" + b"\x00\x01x\x00" + bytes((1 << 20) - 4)
 async def broker(*packets: bytes, again: bytes = b"") -> AsyncIterator[tuple[int, list[bytes]]]:
     """Its port, and the CONNECTs that it got; it answers each with those packets, and then ``again`` for ever."""
     got: list[bytes] = []
-    answering: list[asyncio.Task[None] | None] = []
+    ended = asyncio.Semaphore(0)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answering.append(asyncio.current_task())
         with suppress(OSError):
             got.append(await reader.read(1000))
             for packet in packets:
@@ -214,12 +213,13 @@ async def broker(*packets: bytes, again: bytes = b"") -> AsyncIterator[tuple[int
                 await writer.drain()
             await reader.read()
         writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        ended.release()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1], got
-        await asyncio.wait_for(asyncio.gather(*filter(None, answering)), 5)
+        async with asyncio.timeout(5):
+            for _ in got:
+                await ended.acquire()
 
 
 async def ending(tmp_path: Path, port: int) -> str:

@@ -19,8 +19,7 @@ import structlog
 from indexd.config import load
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.server import ServeThread
-from support.browser import BEGIN, CHROMIUM, TOPIC, Beside, Browser, Tab
-from support.small_log import SEGMENT_SIZE
+from support.browser import CHROMIUM, TOPIC, Beside, Browser, Tab
 
 pytestmark = CHROMIUM
 
@@ -338,14 +337,3 @@ def test_what_is_wrong_stands_at_the_top_and_the_log_shows_where(browser: Browse
     board.running(lambda: ROW | {"mode": "shadow"})  # where it is a figure
     tab.wait("document.querySelector('#tile-broker').className === 'tile'")
     assert [words for words in tab.complaints if "status of 503" not in words] == []
-
-
-def test_a_key_whose_messages_have_expired_says_so(browser: Browser, one: Beside) -> None:
-    while one.writer.max_offset < BEGIN + SEGMENT_SIZE:
-        one.write(TOPIC, "filling", body="x" * 2000)
-    one.caught_up()
-    min((one.daemon.store / "commitlog").iterdir()).unlink()
-    one.daemon.wait_state(lambda row: bool(row["commitLogMinOffset"] > BEGIN))
-    tab = browser.page(one.search("order-1"))
-    assert "Expired: the index knew entries" in tab.text("#answer")
-    assert f"The log begins at {BEGIN + SEGMENT_SIZE:,}" in tab.text("#answer")
