@@ -287,9 +287,8 @@ def event_payload(event: Event, about: Mapping[str, Any]) -> bytes:
 
     The same event may come twice, after a connection that broke before the broker had answered.
     """
-    whose = {name: about[name] for name in ("bootId", "cluster", "nodeId")}
-    told = {"at": event.at, "kind": event.kind, "event": event.name, "fields": event.fields}
-    return payload({"seq": event.number, **whose, **told})
+    row = {"seq": event.number, **{name: about[name] for name in ("bootId", "cluster", "nodeId")}}
+    return payload(row | {"at": event.at, "kind": event.kind, "event": event.name, "fields": event.fields})
 
 
 def payload(value: object) -> bytes:

@@ -164,11 +164,10 @@ class EventReporter:
         elif isinstance(event, Corrupt):
             self.corrupt_found += 1
             hint = "indexing waits here and reads again; --on-corrupt skip goes on at the next proven frame"
-            found = {"offset": event.offset, "file": str(event.path), "reason": event.reason}
-            self._log().error("corrupt", **found, hint=hint)
+            self._log().error("corrupt", offset=event.offset, file=str(event.path), reason=event.reason, hint=hint)
         else:
-            size = event.end - event.begin
-            self._log().warning("skipped", begin=event.begin, end=event.end, bytes=size, reason=event.reason)
+            given = {"begin": event.begin, "end": event.end, "bytes": event.end - event.begin}
+            self._log().warning("skipped", **given, reason=event.reason)
 
     def left_out(self, reasons: Mapping[str, int]) -> None:
         """Once a reason, when the first such message comes; how many there are stands in the state."""
@@ -218,10 +217,8 @@ class DaemonState:
         built, frontier = pipeline.progress.frontier, pipeline.frontier
         begin, position, read, flushes = reader.log.min_offset or 0, reader.position, reader.counters, pipeline.counters
         lag = self.meter.measure(built, self._queue, reader, self.reput)
-        row: Row = {}
-        for output in pipeline.outputs:
-            row |= output.figures()
-        return row | {
+        return {
+            **{key: value for output in pipeline.outputs for key, value in output.figures().items()},
             "pid": os.getpid(),
             "writtenAt": int(time.time() * 1000),
             "beginOffset": built.begin_offset,

@@ -189,15 +189,13 @@ class Api:
 
     def schema(self, *, with_token: bool) -> dict[str, Any]:
         """OpenAPI's description of all that was registered."""
-        texts = ("type", "title", "detail", "instance", "hint")
-        members: Row = {**{name: {"type": "string"} for name in texts}, "status": {"type": "integer"}}
-        problem = {
-            "type": "object",
-            "description": "Every answer that is none (RFC 9457)",
-            "properties": {**members, "problems": {"type": "array", "items": {"type": "string"}}},
-            "required": texts[:4],
+        texts = ("type", "title", "detail", "instance")
+        members = {name: {"type": "string"} for name in (*texts, "hint")} | {
+            "status": {"type": "integer"},
+            "problems": {"type": "array", "items": {"type": "string"}},
         }
-        parts: Row = {"schemas": {"Problem": problem}}
+        words = "Every answer that is none (RFC 9457)"
+        problem = {"type": "object", "description": words, "properties": members, "required": texts}
         schema: Row = {
             "openapi": "3.1.0",
             "info": {
@@ -207,10 +205,10 @@ class Api:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "paths": self._paths,
-            "components": parts,
+            "components": {"schemas": {"Problem": problem}},
         }
         if with_token:
-            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]
             self._paths["/livez"]["get"]["security"] = []
         return schema

@@ -88,8 +88,8 @@ def create_app(
                 hint = "search again in a moment" if problem.status == 503 else "journalctl -u indexd may say more"
                 answer = problem_section(IndexdError(problem.detail, str(problem.members.get("hint", hint))))
                 code = problem.status
-        text = render_page(form, answer, status.row() if may_see else None)
-        return Response(text.encode("utf-8", "replace"), code, _HEADERS, "text/html")
+        text = render_page(form, answer, status.row() if may_see else None).encode("utf-8", "replace")
+        return Response(text, code, _HEADERS, "text/html")
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
