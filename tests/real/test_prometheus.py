@@ -9,9 +9,8 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 import pytest
@@ -95,19 +94,13 @@ class Prometheus:
             return fetch(f"http://{self._address}/-/ready").is_success
         return False
 
-    def alerts(self) -> dict[tuple[str, str], str]:
-        """(alert, instance) -> pending or firing."""
-        alerts = self.ask("alerts")["alerts"]
-        return {(alert["labels"]["alertname"], alert["labels"]["instance"]): alert["state"] for alert in alerts}
-
 
 CONFIG = Path(__file__).parents[2] / "config"
 RULES = CONFIG / "prometheus" / "indexd.rules.yml"
 SERVED = {"INDEXD_HTTP": "127.0.0.1:0", "INDEXD_NODE_ID": "broker-a", "INDEXD_CLUSTER": "TestCluster"}
 
 
-@dataclass
-class Watched:
+class Watched(NamedTuple):
     """Daemons, of which one meets corrupt log and a third is in its recovery, and the Prometheus that scrapes them."""
 
     sound: Daemon
@@ -116,7 +109,9 @@ class Watched:
 
     def state(self, alert: str, daemon: Daemon) -> str | None:
         """Pending, firing, or None."""
-        return self.prometheus.alerts().get((alert, address(daemon)))
+        alerts = self.prometheus.ask("alerts")["alerts"]
+        states = {tuple(one["labels"][name] for name in ("alertname", "instance")): one["state"] for one in alerts}
+        return states.get((alert, address(daemon)))
 
 
 def address(daemon: Daemon) -> str:

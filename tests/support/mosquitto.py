@@ -16,13 +16,13 @@ import pwd
 import socket
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from support.missing import need
+from support.serving import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "config" / "mosquitto"
 PLAIN = "allow_anonymous true\npersistence false\n"
 WAIT_SECONDS = 30.0
-_PAUSE = 0.01
 
 
 def free_port() -> int:
@@ -71,13 +70,14 @@ class Mosquitto:
         with self.log.open("ab") as log:
             words = [need("mosquitto"), "-v", "-c", str(self._conf)]
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            assert self._process.poll() is None, self.log.read_text("utf-8")
-            assert time.monotonic() < deadline
-            time.sleep(_PAUSE)
+        wait_for(self._listens)
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text("utf-8")
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
 
     def kill(self) -> None:
         """SIGKILL; it forgets all."""
@@ -145,15 +145,10 @@ class Listener:
         """The payloads of all events so far."""
         return [message.payload for message in list(self._heard) if "/event/" in message.topic]
 
-    def wait(self, look: Callable[[Heard], bool], end: str = "", timeout: float = WAIT_SECONDS) -> Heard:
+    def wait(self, look: Callable[[Heard], bool], end: str = "") -> Heard:
         """The first message of topics that end so of which that holds, as soon as it is there."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            for message in self.heard(end):
-                if look(message):
-                    return message
-            time.sleep(_PAUSE)
-        raise AssertionError(f"waited in vain; heard {self._heard[-5:]}")
+        wait_for(lambda: any(map(look, self.heard(end))))
+        return next(filter(look, self.heard(end)))
 
 
 class Proxy:

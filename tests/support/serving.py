@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
@@ -161,11 +161,9 @@ def answer_of(peer: socket.socket, words: bytes) -> tuple[int, bytes]:
 def read_all(peer: socket.socket) -> tuple[int, bytes]:
     """Read to the end of the connection, be it an orderly one or not."""
     data = b""
-    try:
+    with suppress(ConnectionError):
         while chunk := peer.recv(65_536):
             data += chunk
-    except ConnectionError:
-        pass
     return int(data[9:12]) if data.startswith(b"HTTP/1.1 ") else 0, data
 
 
@@ -186,17 +184,6 @@ def problem(answer: httpx.Response, status: int, slug: str) -> dict[str, Any]:
     assert row["detail"]
     assert row["instance"].startswith("/")
     return row
-
-
-def numbers_of(value: Any) -> list[int]:
-    """Every whole number of a JSON value."""
-    if isinstance(value, bool) or value is None:
-        return []
-    if isinstance(value, int):
-        return [value]
-    if isinstance(value, dict):
-        return [number for item in value.values() for number in numbers_of(item)]
-    return [number for item in value for number in numbers_of(item)] if isinstance(value, list) else []
 
 
 _CERTIFICATE = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x"
