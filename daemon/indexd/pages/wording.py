@@ -74,10 +74,9 @@ def show_local(millis: int) -> str:
     """A time on this machine's clock, with its zone; the bare number where no calendar has it."""
     try:
         moment = datetime.fromtimestamp(millis // 1000, tz=UTC).astimezone()
-        return f"{moment:%Y-%m-%d %H:%M:%S}.{millis % 1000:03d} {moment:%Z}"
     except (OverflowError, OSError, ValueError):
         return f"{millis:,} ms"
-    return f"{moment:%Y-%m-%d %H:%M:%S}" + (f".{millis % 1000:03d} {moment:%Z}" if exact else "")
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{millis % 1000:03d} {moment:%Z}"
 
 
 def show_name(text: str | None, longest: int = _LONGEST_NAME) -> str:
