@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -21,11 +22,6 @@ from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import Daemon, rebuild
 from support.serving import Serving
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 _MESSAGES = 1500
 _KEY = {"topic": "TopicTest", "key": "Aa", "max": 1000}
@@ -90,8 +86,7 @@ def _get(server: Serving, path: str, **parameters: Any) -> dict[str, Any]:
     answer = server.get(path, params=parameters)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/json"
-    row: dict[str, Any] = answer.json(parse_int=_number)
-    return row
+    return answer.json(parse_int=_number)
 
 
 def _number(text: str) -> int:

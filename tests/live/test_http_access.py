@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,12 +19,6 @@ from indexd.errors import UsageError
 from indexd.serve.access_files import HttpAccess, read_http_access, read_token
 from indexd.serve.http.server import Limits
 from support.serving import Serving, answer_of, client_context, make_certificate, problem, read_all, wait_for
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 _BY_KEY = "/api/v1/messages/by-key"
 _HOST = b"host: localhost\r\n"

@@ -8,15 +8,17 @@ import socket
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
+from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.answers import Bodies
@@ -31,11 +33,6 @@ from support.remoting import RemotingClient
 from support.serving import Log, Serving, problem, read_all, wait_for
 from support.sim_daemon import SilentLog
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from indexd.config import Config
 
 _WAIT_SECONDS = 30.0
 

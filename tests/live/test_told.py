@@ -8,8 +8,10 @@ import os
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiomqtt import MqttCodeError, MqttError
@@ -17,19 +19,13 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.testing import CapturingLogger
 
-from indexd.config import LogConfig, load
+from indexd.config import Config, LogConfig, load
 from indexd.errors import DiskError, UsageError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.events import Event
 from indexd.serve.mqtt import MqttClient, event_payload, payload, publish, read_password, reason, topic_level
 from indexd.service.log import Notifier, configure_log, is_journal_stream, render_journal
 from support.service_manager import ServiceManager
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from indexd.config import Config
 
 ABOUT = {"bootId": "b-1", "cluster": "c", "nodeId": "n/1"}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.browser import Browser
 from support.rocketmq_rewrite import VERSIONS, RealStore, make_histories
 
 
@@ -45,3 +46,10 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     real = RealStore(request.param, tmp_path_factory.mktemp("jvm"))
     yield real
     real.rewriter.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium, which the tests of a module share."""
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +13,12 @@ from indexd.audit.report import AuditReport
 from indexd.audit.result import Gap
 from indexd.storage.lock import BrokerLock
 from support.audit_reports import GIB, made_report
-from support.browser import CHROMIUM, Browser, Tab
+from support.browser import CHROMIUM, Browser
 
 pytestmark = CHROMIUM
 
 PWN = "document.documentElement.dataset.pwned=1"
 HOSTILE = f"</title></svg><script>{PWN}</script><img/src=http://elsewhere.invalid/x onerror={PWN}>"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
 
 
 def wrong_store() -> AuditReport:
@@ -46,17 +39,11 @@ def wrong_store() -> AuditReport:
     return replace(report, audit=audit, state=state)
 
 
-def opened(browser: Browser, folder: Path, page: str, *, width: int, dark: bool = False) -> Tab:
-    path = folder / "audit.html"
-    path.write_text(page, "utf-8")
-    tab = browser.page(width=width, dark=dark)
-    tab.open(path.as_uri())
-    return tab
-
-
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
 def test_it_runs_nothing_fetches_nothing_and_fits(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
-    tab = opened(browser, tmp_path, audit_page(wrong_store()), width=width, dark=dark)
+    path = tmp_path / "audit.html"
+    path.write_text(audit_page(wrong_store()), "utf-8")
+    tab = browser.page(path.as_uri(), width=width, dark=dark)
     assert tab.eval("document.documentElement.dataset.pwned ?? ''") == ""
     assert [url for url in tab.requests if not url.startswith("file:")] == []
     assert tab.complaints == []

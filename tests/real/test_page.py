@@ -35,12 +35,6 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
     with Beside(tmp_path_factory.mktemp("beside")) as beside:
         for number in range(300):

@@ -16,16 +16,14 @@ import pwd
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from support.missing import need
 from support.serving import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EXAMPLES = Path(__file__).parents[2] / "config" / "mosquitto"
 PLAIN = "allow_anonymous true\npersistence false\n"

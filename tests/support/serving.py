@@ -12,8 +12,10 @@ import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import httpx
 import uvloop
@@ -23,10 +25,6 @@ from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.server import Limits, serve_http
 from indexd.serve.server import listen
 from support.missing import need
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 _SECONDS = 30.0
 

@@ -169,11 +169,9 @@ def test_histograms() -> None:
 def test_openmetrics_where_it_is_asked_for() -> None:
     body, content_type = render(board_of(ROW), OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
-    families = {family.name: family for family in parse_openmetrics(body.decode())}
-    assert families[PREFIX + "read_bytes"].type == "counter"
-    assert families[PREFIX + "build"].type == "info"
-    assert families[PREFIX + "flush_seconds"].unit == "seconds"
-    assert families["process_cpu_seconds"].samples
+    kinds = {family.name: family.type for family in parse_openmetrics(body.decode())}
+    expected = {PREFIX + "read_bytes": "counter", PREFIX + "build": "info", "process_cpu_seconds": "counter"}
+    assert kinds.items() >= expected.items()
     assert dict(read(render(board_of(ROW), None)[0].decode())).keys() >= {("built_offset",)}
 
 
