@@ -94,7 +94,9 @@ def test_a_life_over_tls_with_names_and_passwords(tmp_path: Path, secured: Mosqu
         assert {(message.topic.rpartition("/")[0], message.qos) for message in listener.heard()} == {
             (ROOT, 1), (f"{ROOT}/event", 1)
         }  # fmt: skip
-        check_state(caught_up.payload)
+        state = caught_up.payload
+        assert (state["cluster"], state["nodeId"], state["phase"]) == ("prod", "broker-a", "running")
+        assert [name for name in state if name.endswith("Offset") and not isinstance(state[name], str)] == []
         check_events(listener.events(), caught_up.payload["bootId"])
         with Daemon(store, data, *SIZES, env=env) as daemon:
             recovered = listener.wait(
@@ -123,11 +125,6 @@ def test_a_life_over_tls_with_names_and_passwords(tmp_path: Path, secured: Mosqu
 
 def is_caught_up(state: dict[str, Any], end: int) -> bool:
     return state.get("caughtUp") is True and state["phyOffset"] == str(end) and state["mqtt"]["connected"]
-
-
-def check_state(state: dict[str, Any]) -> None:
-    assert (state["cluster"], state["nodeId"], state["phase"]) == ("prod", "broker-a", "running")
-    assert [name for name, value in state.items() if name.endswith("Offset") and not isinstance(value, str)] == []
 
 
 def check_events(events: list[dict[str, Any]], boot_id: str) -> None:

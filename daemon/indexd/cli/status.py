@@ -35,7 +35,6 @@ Row = dict[str, Any]
 _WATCH_SECONDS = 2.0
 _TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 << 20
-_REFUSED = (401, 403)
 _NO_INDEXD = "what answers there is no indexd"
 _EVENTS_MAX = 8
 # Drains write the state, every few seconds; one that waits tries again after retry_max_seconds at the latest.
@@ -84,7 +83,9 @@ def status(args: argparse.Namespace, config: Config) -> int:
     while True:
         look = asker.look()
         if wants_json(args):
-            print_json(look.to_json())
+            told = {"events": look.events, "findings": look.findings, "notes": look.notes}
+            when = {"at": int(look.at * 1000), "ageMilliseconds": int(look.age * 1000)}
+            print_json({**look.row, "asked": look.asked, **when, **told})
         else:
             # In one piece, so that Ctrl-C leaves a whole look on the terminal.
             print_line(before + "\n".join(draw(look)))
@@ -114,18 +115,6 @@ class StatusSample:
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     age: float = 0.0
-
-    def to_json(self) -> Row:
-        """The row, and beside it who was asked, when, and the rest."""
-        return {
-            **self.row,
-            "asked": self.asked,
-            "at": int(self.at * 1000),
-            "ageMilliseconds": int(self.age * 1000),
-            "events": self.events,
-            "findings": self.findings,
-            "notes": self.notes,
-        }
 
 
 class NoAnswerError(Exception):
@@ -223,7 +212,7 @@ class Asker:
                     words += "; if it speaks https, name its certificate with --ca"
                 raise NoAnswerError(words if self._tls is None else f"TLS: {words}") from error
         if answer.status != http.OK:
-            kind = RefusedError if answer.status in _REFUSED else NoAnswerError
+            kind = RefusedError if answer.status in (401, 403) else NoAnswerError
             raise kind(f"{answer.status} {answer.reason}")
         try:
             return from_text64(json.loads(body))

@@ -15,7 +15,6 @@ from typing import Any
 
 _KEPT_MAX = 1000
 # What happens every few seconds must not push out what happens once a night.
-_FREQUENT = frozenset({"flush"})
 _FREQUENT_MAX = 100
 #: An event of the log -> the kind under which it is published (spec/users-and-peers.md section 4).
 KINDS = {
@@ -76,7 +75,7 @@ class Events:
             return
         with self._lock:
             event = Event(self.last + 1, int(time.time() * 1000), kind, name, dict(fields))
-            (self._frequent if kind in _FREQUENT else self._kept).append(event)
+            (self._frequent if kind == "flush" else self._kept).append(event)
             self.last = event.number
 
     def since(self, number: int) -> list[Event]:

@@ -45,7 +45,6 @@ _KEEPALIVE_SECONDS = 20
 _TICK_SECONDS, _STATE_SECONDS_MIN = 0.2, 1.0
 # For the last words: less than what ServeThread grants.
 _LEAVE_SECONDS = 4.0
-_LEVEL_BYTES_MAX = 200
 # MQTT 5, 2.4: what the package calls an end that nobody has given a reason for, a packet that is none, and silence.
 _CODES = {
     0x80: "the connection was lost",
@@ -279,7 +278,7 @@ def read_password(path: Path | None) -> bytes | None:
 def topic_level(name: str) -> str:
     """``name`` as one level of a topic: what MQTT or its wildcards forbid there becomes ``_``; at most 200 bytes."""
     clean = "".join("_" if char in "/+#" or not char.isprintable() else char for char in name)
-    return clean.encode()[:_LEVEL_BYTES_MAX].decode(errors="ignore") or "_"
+    return clean.encode()[:200].decode(errors="ignore") or "_"
 
 
 def event_payload(event: Event, about: Mapping[str, Any]) -> bytes:

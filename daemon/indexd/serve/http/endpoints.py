@@ -77,7 +77,6 @@ _LAG = ("dispatchBehindBytes", "dispatchBehindMilliseconds")
 _RETRY = 5
 #: Streams at once; each costs a row a second.
 LIVE_MAX = 32
-_LIVE_SECONDS = 1.0
 #: How an answer is written, if not as its ``to_json`` says; these show bodies.
 _WRITERS: dict[type[Question], Callable[[Data, Any, Bodies], tuple[bytes, str]]] = {
     ByKey: key_answer,
@@ -422,7 +421,7 @@ async def _stream(status: DaemonStatus, stop: asyncio.Event) -> AsyncIterator[by
             last = event.number
             yield b"event: event\nid: %d\ndata: %s\n\n" % (event.number, to_json(asdict(event)))
         yield b"event: status\ndata: %s\n\n" % to_json(status.row())
-        await pause(stop, _LIVE_SECONDS)
+        await pause(stop, 1.0)
 
 
 def _not_ready(row: Row, asked: Thresholds) -> list[str]:

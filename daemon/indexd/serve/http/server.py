@@ -40,7 +40,6 @@ from indexd.serve.web.page import ASSETS, SearchForm, answer_to, asset, problem_
 
 # Together with what closing the queries takes, less than the outlet is given (serve.server).
 _LEAVE_SECONDS = 2.0
-_IDLE_SECONDS = 30
 _OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on 127.0.0.1"
 # Scripts, styles and data from here alone, none of them inside the page; nobody may frame it.
 _HEADERS = {
@@ -173,7 +172,7 @@ async def serve_http(
     queries = Queries(config, status, config.http.http_queries_max)
     app = create_app(config, status, queries, access, log, stop)
     settings = uvicorn.Config(
-        app, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=_IDLE_SECONDS
+        app, ws="none", log_config=None, access_log=False, proxy_headers=False, timeout_keep_alive=30
     )
     make = partial(HttpConnection, limits, config.http.http_connections_max, settings, state, {})
     handshake = None if access.tls is None else limits.handshake_seconds

@@ -64,10 +64,8 @@ _PARAMETERS = {
     "by": "by", "topic": "topic", "q": "q", "from": "begin", "to": "end", "max": "most", "mode": "mode",
     "before": "before", "view": "view", "zone": "zone",
 }  # fmt: skip
-_NAME_LENGTH_MAX = 200
 _TEXT_SIZE_MAX = 256 << 10
 _HEX_SIZE_MAX = 8 << 10
-_HEX_WIDTH = 16
 # In a body line ends and tabs are as they are; on the page what a terminal may obey, when it is read there.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _CONTROL_OF_PAGE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -310,10 +308,10 @@ def _indented(text: str) -> str | None:
 
 
 def _hex(data: bytes) -> str:
-    lines, half = [], _HEX_WIDTH // 2
-    for place in range(0, len(data), _HEX_WIDTH):
-        row = data[place : place + _HEX_WIDTH]
-        digits = f"{row[:half].hex(' ')}  {row[half:].hex(' ')}".ljust(3 * _HEX_WIDTH)
+    lines = []
+    for place in range(0, len(data), 16):
+        row = data[place : place + 16]
+        digits = f"{row[:8].hex(' ')}  {row[8:].hex(' ')}".ljust(48)
         signs = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
         lines.append(f"{place:08x}  {digits}  {signs}\n")
     return "".join(lines)
@@ -342,7 +340,7 @@ def _environment() -> jinja2.Environment:
         "utc": lambda millis: show_utc(millis, seconds=True),
         "age": _age,
         "line": printable,
-        "short": lambda text: printable(text[: _NAME_LENGTH_MAX - 1]),
+        "short": lambda text: printable(text[:199]),
         "sentence": lambda words: words[:1].upper() + words[1:],
     }
     return made
