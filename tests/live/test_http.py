@@ -198,7 +198,7 @@ def test_what_has_expired_is_said_on_the_page(built: tuple[Path, Path], tmp_path
     shutil.copytree(built[0], tmp_path / "store")
     min((tmp_path / "store/commitlog").iterdir()).unlink()
     with Serving(built[1], tmp_path / "store") as server:
-        shown = server.get(f"/?topic=TopicTest&q=Aa&to={BASE_TIME + 10_000}").text
+        shown = server.get(f"/?topic=TopicTest&q=Aa&from={BASE_TIME + 1_000}&to={BASE_TIME + 10_000}").text
     assert "Expired: the index knew entries" in shown
     assert f"The log begins at {SEGMENT_SIZE:,}" in shown
 
