@@ -185,6 +185,7 @@ async def serve_http(
     finally:
         server.close()
         queries.stop()
+        await asyncio.sleep(0)  # until who was just accepted is one of the connections
         for connection in list(state.connections):
             connection.shutdown()
         await asyncio.sleep(0.1)  # until those are closed that were idle
