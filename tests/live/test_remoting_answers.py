@@ -20,7 +20,6 @@ from indexd.errors import UsageError
 from indexd.serve.remoting.access import Credentials, RemotingAccess, read_access
 from indexd.serve.remoting.command import Form, RemotingCommand, encode_command
 from indexd.serve.remoting.key_queries import Answered, KeyQueries
-from support.daemon import rebuild
 from support.data_directory import LAYOUT, SEGMENT, T0, make_data
 from support.queue_store import QueueStore
 from support.remoting import (
@@ -38,7 +37,6 @@ from support.remoting import (
 )
 from support.remoting_asking import ALL_TIME, six_messages
 from support.serving import make_certificate
-from support.small_log import SIZES, write_log
 
 _KEYS = ("rocketmq", "12345678")
 #: Settings for TLS, and for signatures.
@@ -67,15 +65,6 @@ _ANSWERED: dict[int, dict[str, object]] = {
     206: {},
     300: {"topic": "TopicTest"},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a store and its data directory."""
-    place = tmp_path_factory.mktemp("processor")
-    write_log(place / "store", 300)
-    rebuild(place / "store", place / "data", *SIZES)
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +141,6 @@ def test_before_the_index_is_open(root: Path, tmp_path: Path, is_there: bool) ->
             is_open = code in (28, 34, 35, 106, 300)
             assert (answer.code, why in str(answer.remark)) == ((0, False) if is_open else (2, True)), answer
         assert client.ask(28).json()["table"]["indexdPhase"] == outlet.board.phase
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 # --- our own ----------------------------------------------------------------------------------------------------
@@ -371,25 +354,22 @@ def test_what_is_not_signed_goes_no_further(root: Path, guards: Guards, stack: E
     stranger.tell(310)
     assert not behind.broker.requests + behind.names.requests
     assert client.ask(310, {"a": "b"}, b"body").code == 0
-    (_, sent), *_ = behind.broker.requests
-    assert dict(sent.ext_fields) == signed({"a": "b"}, b"body", _KEYS)  # as it was signed: the broker looks too
-    (_, asked), *_ = behind.names.requests
-    assert dict(asked.ext_fields) == signed({}, b"", _KEYS)
+    # As it was signed: the broker looks, too; and so is what we ask ourselves.
+    assert [sent.ext_fields for _, sent in behind.broker.requests] == [signed({"a": "b"}, b"body", _KEYS)]
+    assert [asked.ext_fields for _, asked in behind.names.requests] == [signed({}, b"", _KEYS)]
 
 
 def test_queries_go_to_the_index_with_a_broker_behind(root: Path, stack: ExitStack) -> None:
-    behind = Front(stack, root)
-    broker = behind.broker
+    behind, queue = Front(stack, root), {"topic": "TopicTest", "queueId": 0}
     assert behind.ask(12, _QUERY).code == 0
     assert behind.ask(33, {"topic": "TopicTest", "offset": 0}).code == 0
-    assert behind.ask(30, {"topic": "TopicTest", "queueId": 0}).ext_fields["msgId"] == "broker"
-    broker.stop()
-    offset = behind.ask(30, {"topic": "TopicTest", "queueId": 0}).ext_fields["offset"]
-    assert int(offset) > 0
+    assert behind.ask(30, queue).ext_fields["msgId"] == "broker"
+    assert behind.broker.codes() == [30]
+    behind.broker.stop()
+    assert int(behind.ask(30, queue).ext_fields["offset"]) > 0
     assert behind.ask(11, _ANSWERED[11]).code == 0
     answer = behind.ask(11, _ANSWERED[11] | {"consumerGroup": "g"})
-    assert (answer.code, str(answer.remark).startswith(f"the broker at {broker.address}")) == (14, True)
-    assert broker.codes() == [30]
+    assert (answer.code, str(answer.remark).startswith(f"the broker at {behind.broker.address}")) == (14, True)
 
 
 _HEARTBEAT = json.dumps({"clientID": "client-1", "producerDataSet": [{"groupName": "g"}]}).encode()

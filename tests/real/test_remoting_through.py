@@ -70,19 +70,20 @@ def side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
             yield Side(home, broker, front, behind)
 
 
-def check(tools: Tools, rows: list[Row], daemon: Daemon) -> None:
+def check(side: Side, tools: Tools, rows: list[Row], daemon: Daemon) -> None:
+    side.rows += rows
     daemon.wait_caught_up()
     found = tools.check(rows, by_offset_id=True)
     assert found["missed"] == 0, found
     assert found["asked"] > len(rows)
 
 
+@pytest.mark.parametrize("is_signed", [False, True])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_client_sends_and_finds(side: Side, version: str | None) -> None:
-    tools = replace(side.tools, version=version)
-    rows = tools.send(MESSAGES, seed=2 if version else 1)
-    side.rows += rows
-    check(tools, rows, side.open)
+def test_a_client_sends_and_finds(side: Side, version: str | None, is_signed: bool) -> None:
+    daemon, tools = (side.closed, side.signing) if is_signed else (side.open, side.tools)
+    tools = replace(tools, version=version)
+    check(side, tools, tools.send(12 if is_signed else MESSAGES, seed=1 + 2 * is_signed + bool(version)), daemon)
     assert not list((side.broker.store / "index").glob("2*"))
 
 
@@ -91,16 +92,12 @@ def test_a_client_whose_headers_are_binary(side: Side) -> None:
     with Proxy(int(port)) as network:
         # It asks for routes there, and the rest where they lead to.
         tools = replace(side.tools, namesrv=f"{host}:{network.port}", flags=BINARY)
-        rows = tools.send(12, seed=5)
-        side.rows += rows
-        check(tools, rows, side.open)
+        check(side, tools, tools.send(12, seed=5), side.open)
     assert {begin[4] for begin in network.begins if begin} == {Form.ROCKETMQ}
 
 
 def test_the_broker_asks_a_client_behind_the_daemon(side: Side) -> None:
-    rows = side.tools.leave_open(TOPICS[0], 3)
-    side.rows += rows
-    check(side.tools, rows, side.open)
+    check(side, side.tools, side.tools.leave_open(TOPICS[0], 3), side.open)
 
 
 def test_a_consumer_is_pushed_all_of_it(side: Side) -> None:
@@ -135,14 +132,6 @@ def test_mqadmin_works_as_at_the_broker(side: Side) -> None:
         pair = [re.sub(r"TPS: .*", "TPS", one.said) for one in (our, their)]
         assert our.body == their.body, words
         assert pair[0] == (pair[1].replace(theirs, ours) if words[0] == "topicRoute" else pair[1]), words
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_client_that_signs_over_tls(side: Side, version: str | None) -> None:
-    tools = replace(side.signing, version=version)
-    rows = tools.send(12, seed=4 if version else 3)
-    side.rows += rows
-    check(tools, rows, side.closed)
 
 
 def test_a_client_that_does_not_know_the_secret(side: Side) -> None:

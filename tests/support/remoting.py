@@ -20,7 +20,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -35,7 +34,7 @@ from indexd.serve.remoting.command import Form, RemotingCommand, decode_command,
 from indexd.serve.remoting.routes import write_json
 from indexd.serve.remoting.server import Limits
 from indexd.serve.remoting.upstream import Client, Patience
-from support.serving import InThread, client_context, make_certificate
+from support.serving import InThread, client_context, make_certificate, read_all, wait_for
 
 _SECONDS = 10.0
 
@@ -173,9 +172,6 @@ class RemotingClient:
             self.requests.append(command)
 
 
-_WAIT_SECONDS = 30.0
-
-
 #: Looks are many.
 LIMITS = Limits(look_seconds=0.02)
 
@@ -271,12 +267,7 @@ class RemotingServing(InThread):
         except ConnectionError:
             return True
 
-    def wait_for(self, holds: Callable[[], object]) -> None:
-        """Until it holds."""
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while not holds():
-            assert time.monotonic() < deadline, self.board.outlets
-            time.sleep(0.01)
+    wait_for = staticmethod(wait_for)
 
     async def serve(self, stop: asyncio.Event) -> None:
         access = read_access(self.config)
@@ -287,11 +278,7 @@ class RemotingServing(InThread):
 
 def is_closed(peer: socket.socket) -> bool:
     """Read what there is until the other side closes, orderly or not; TimeoutError when it does not."""
-    try:
-        while peer.recv(1 << 16):
-            pass
-    except ConnectionError:
-        pass
+    read_all(peer)
     return True
 
 

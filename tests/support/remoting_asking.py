@@ -1,6 +1,6 @@
 """Asking: handlers of the remoting outlet over a test's store, without a connection; both ways of a key query; frames.
 
->>> with asking(store) as to:
+>>> with Asking(store) as to:
 ...     (await to.key(key='order-7')).body
 
 >>> async with both(store) as way:
@@ -15,11 +15,9 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-import numba
+from typing import TYPE_CHECKING, Any, Self
 
 from indexd.errors import IndexdError
 from indexd.query import TIME_MAX, KeyQuery
@@ -31,10 +29,9 @@ from indexd.serve.remoting.command import Form, RemotingCommand, decode_command,
 from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
 from support.data_directory import T0, built, config_of, spec
 from support.queue_store import QueueStore
-from support.serving import Log
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from indexd.query import Data, QueryIndex
@@ -49,33 +46,29 @@ PULL = {"consumerGroup": "TOOLS_CONSUMER", "topic": "T", "queueId": "0", "queueO
 
 
 class Asking:
-    """Handlers over a store; ``row`` is what a running daemon adds to its board."""
+    """Handlers over a store, for a ``with`` block; ``row`` is what a running daemon adds to its board."""
 
     def __init__(self, store: Store, row: dict[str, Any] | None = None, **keys: Any) -> None:
         self.config = config_of(store.data, **keys)
-        self.board, self.log = DaemonStatus(self.config), Log()
+        self.board = DaemonStatus(self.config)
         self.board.running(lambda: row or {})
         self.queries = Queries(self.config, self.board, 2)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.queries.stop()
+        assert self.queries.close() == 0
+
     async def ask(self, code: int, form: Form = Form.JSON, **fields: str) -> RemotingCommand:
         command = RemotingCommand(code, 77, ext_fields=fields, form=form)
-        handler = processor._ALONE[code]
-        answer = await processor.answer_from_index(handler, self.queries, command)
+        answer = await processor.answer_from_index(processor._ALONE[code], self.queries, command)
         assert (answer.opaque, answer.form, answer.is_response) == (77, form, True)
         return answer
 
     async def key(self, **fields: str) -> RemotingCommand:
         return await self.ask(12, Form.JSON, **BY_KEY | fields)
-
-
-@contextmanager
-def asking(store: Store, row: dict[str, Any] | None = None, **keys: Any) -> Iterator[Asking]:
-    opened = Asking(store, row, **keys)
-    try:
-        yield opened
-    finally:
-        opened.queries.stop()
-        assert opened.queries.close() == 0
 
 
 def six_messages(root: Path) -> QueueStore:
@@ -106,19 +99,17 @@ def frames_at(store: Store, offsets: Sequence[int]) -> tuple[bytes, ...]:
     return tuple(raw(store.root / "commitlog", store.segment, offset) for offset in offsets)
 
 
-def damage(store: Store, phy_offset: int, at: int = -1) -> None:
+def damage(store: Store, phy_offset: int, at: int = 89) -> None:
     """Turn a byte of a frame, by default one of its body."""
     path = store.root / "commitlog" / f"{phy_offset - phy_offset % store.segment:020d}"
     data = bytearray(path.read_bytes())
-    place = phy_offset % store.segment + (89 if at < 0 else at)
-    data[place] ^= 0xFF
+    data[phy_offset % store.segment + at] ^= 0xFF
     path.write_bytes(data)
 
 
 FRAME_MAX = 1 << 20
 FIELDS = {"topic": "T", "key": "k", "maxNum": "32", "_UNIQUE_KEY_QUERY": "false"} | ALL_TIME
 COMPILED = "compiled"
-IS_INTERPRETED = bool(numba.config.DISABLE_JIT)  # type: ignore[attr-defined]  # set by the environment
 
 
 def header(fields: Any = None, /, **members: Any) -> dict[str, Any]:
@@ -192,7 +183,7 @@ class Both:
 @asynccontextmanager
 async def both(store: Store, **keys: Any) -> AsyncIterator[Both]:
     load_key_queries()  # it may have to compile for long: not while an index is open
-    with asking(store, **keys) as to:
+    with Asking(store, **keys) as to:
         to.queries._compiled_of, to.queries.look_seconds = IndexTables, 600.0
         await to.key(maxNum="64")  # which opens all segments
         yield Both(to, store)
@@ -202,7 +193,7 @@ class Judge:
     """One index asked both ways; counts which of them answered where something was found."""
 
     def __init__(self, index: QueryIndex) -> None:
-        assert load_key_queries() is (None if IS_INTERPRETED else IndexTables)
+        assert load_key_queries() is IndexTables
         self.index, self.tables = index, IndexTables(index)
         self.answered: Counter[str] = Counter()
 

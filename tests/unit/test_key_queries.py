@@ -30,9 +30,9 @@ from support.remoting_asking import (
     COMPILED,
     FIELDS,
     FRAME_MAX,
+    Asking,
     Both,
     Judge,
-    asking,
     both,
     by_key,
     damage,
@@ -203,7 +203,7 @@ async def test_answers_that_fill_what_there_is(tmp_path: Path) -> None:
 
 
 async def test_without_a_memory_or_while_it_recovers_nothing(store: Store) -> None:
-    with asking(store) as to:
+    with Asking(store) as to:
         way = Both(to, store)
         assert way.together(request()) == (0, b"")  # nothing is open
         await to.key()
@@ -262,7 +262,7 @@ async def test_from_the_next_query_on(store: Store) -> None:
         may_load.wait(60)
         return IndexTables
 
-    with asking(store) as to:
+    with Asking(store) as to:
         queries = Queries(to.config, to.board, 2, load)
         try:
             for _ in range(2):  # nothing is open, and then nothing compiled

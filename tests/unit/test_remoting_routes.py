@@ -146,14 +146,13 @@ def test_which_broker_is_ours(
         }
 
 
+@pytest.mark.parametrize("cluster", [{}, {"cluster": None}, {"cluster": ""}, {"cluster": 7}])
 @pytest.mark.parametrize(("settings", "name"), [({}, "DefaultCluster"), ({"cluster": "ours"}, "ours")])
-def test_a_broker_without_a_cluster_is_in_ours(settings: dict[str, str], name: str) -> None:
+def test_a_broker_without_a_cluster_is_in_ours(settings: dict[str, str], name: str, cluster: dict[str, Any]) -> None:
     config = load({"store": "/nowhere", "data": "/nowhere/data", "node_id": "a"} | settings, None, {})
-    for cluster in ({}, {"cluster": None}, {"cluster": ""}, {"cluster": 7}):
-        broker = {"brokerName": "a", "brokerAddrs": {"0": "x:1"}, **cluster}
-        place = find_place({"brokerAddrTable": {"a": broker}}, config, None)
-        assert place is not None
-        assert place.cluster == name
+    broker = {"brokerName": "a", "brokerAddrs": {"0": "x:1"}, **cluster}
+    found = find_place({"brokerAddrTable": {"a": broker}}, config, None)
+    assert found == BrokerPlace("a", name, "x:1", is_registered=True)
 
 
 @given(_VALUES)
@@ -167,12 +166,9 @@ def test_a_route_of_any_shape_is_refused_or_led(value: Any) -> None:
 
 
 async def test_routes_that_are_kept_are_bounded(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "data")
     queries: Any = SimpleNamespace()
-    directory = Directory(config, queries, None, Log(), routes_max=2000)
-    for number in range(20):
-        directory._keep(f"Topic{number}", bytes(300))
-    assert list(directory._kept) == [f"Topic{number}" for number in range(14, 20)]
-    directory._keep("Topic19", bytes(100))
-    directory._keep("Topic20", bytes(300))
+    directory = Directory(config_of(tmp_path / "data"), queries, None, Log(), routes_max=2000)
+    for number, size in [*((number, 300) for number in range(20)), (19, 100), (20, 300)]:
+        directory._keep(f"Topic{number}", bytes(size))
+        assert list(directory._kept)[-1] == f"Topic{number}"
     assert list(directory._kept) == [f"Topic{number}" for number in range(14, 21)]

@@ -18,7 +18,7 @@ from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.query.by_key import KeyQuery, LastUpdate, query_exact, query_offsets
 from indexd.query.by_queue_and_time import FOUND, OffsetQuery, query_offset
 from indexd.query.message import NotFound, not_found
-from indexd.query.source import ABSENT, Coverage, QueryIndex, expired_in_words, gaps_in_words, with_queue
+from indexd.query.source import ABSENT, QueryIndex, expired_in_words, gaps_in_words, with_queue
 
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
 MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
@@ -73,7 +73,10 @@ def query_message(index: QueryIndex, query: KeyQuery, size_max: int) -> FoundFra
         if not isinstance(oldest, Message) or oldest.store_timestamp == end or oldest.store_timestamp < query.begin:
             break  # the same, or nothing, would be asked once more
         end = oldest.store_timestamp
-    remark = frames.left_out() if frames.named else _why_nothing(look.coverage)
+    remark = frames.left_out()
+    if not frames.named:
+        words = "the index names no such message", *gaps_in_words(look.coverage), expired_in_words(look.coverage)
+        remark = "; ".join(filter(None, words))
     return FoundFrames(tuple(frames.found), last_update, look.coverage.complete and not frames.unknown, remark)
 
 
@@ -84,7 +87,8 @@ def query_message_exact(index: QueryIndex, query: KeyQuery, size_max: int) -> Fo
     frames.add(sorted(hit.phy_offset for hit in answer.hits))
     remark, last_update = frames.left_out(), LastUpdate()
     if answer.hits:
-        last_update = _last_update(index)
+        newest = next(index.newest_first(index.look())).reader.header()
+        last_update = LastUpdate(newest.end_timestamp, newest.end_phy_offset)
     else:
         why = answer.why or f"no answer: cut off by {answer.truncated}"
         remark = "; ".join(filter(None, (why, expired_in_words(answer.coverage))))
@@ -144,8 +148,7 @@ def earliest_time(index: QueryIndex, topic: str, queue_id: int) -> int:
     def time(_: object, queue: ConsumeQueueReader | None) -> int:
         if queue is None or queue.min_offset >= queue.max_offset:
             return -1
-        unit = queue.unit(queue.min_offset)
-        return index.log.store_timestamp(unit.phy_offset)
+        return index.log.store_timestamp(queue.unit(queue.min_offset).phy_offset)
 
     return with_queue(index, topic, queue_id, time)
 
@@ -189,15 +192,3 @@ class _Frames:
             return None
         left = ", ".join(f"{count} {why}" for why, count in sorted(Counter(self.missed.values()).items()))
         return f"of {len(self.named)} messages that the index names: {left}"
-
-
-def _why_nothing(coverage: Coverage) -> str:
-    words = "the index names no such message", *gaps_in_words(coverage), expired_in_words(coverage)
-    return "; ".join(filter(None, words))
-
-
-def _last_update(index: QueryIndex) -> LastUpdate:
-    for reader, _ in index.newest_first(index.look()):
-        header = reader.header()
-        return LastUpdate(header.end_timestamp, header.end_phy_offset)
-    return LastUpdate()

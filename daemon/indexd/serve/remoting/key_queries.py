@@ -6,8 +6,6 @@ handlers. It needs the compiler, which the plain code does without.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import struct
 import time
 from typing import Any, NamedTuple
@@ -62,10 +60,10 @@ class IndexTables:
     def __init__(self, index: QueryIndex) -> None:
         self._index = index
         self._look: IndexSnapshot | None = None
-        self._files_opened = self._segments_opened = -1
+        self._opened = -1, -1
         self._files: Array = np.zeros(0, dtype=np.int64)
         self._headers = self._segments = self._files.reshape(0, 1)
-        self._sizes = np.ones(4, dtype=np.int64)
+        self._sizes = self._files
         self._buffer = np.zeros(kernel.SCRATCH + _BYTES_MAX, dtype=np.uint8)
         self._work = _work(TOGETHER_MAX)
 
@@ -77,10 +75,8 @@ class IndexTables:
             return False
         index.log.check()
         try:
-            if look is not self._look or index.files_opened != self._files_opened:
-                self._list_index_files(look)
-            if index.log.files_opened != self._segments_opened:
-                self._list_segments()
+            if look is not self._look or self._opened != (index.files_opened, index.log.files_opened):
+                self._list(look)
         except (IndexdError, WouldWaitError, OverflowError):  # the last: a segment beyond the offset of any entry
             return False
         return True
@@ -101,19 +97,15 @@ class IndexTables:
             answers.append(self._buffer.data[begin:end])
         return Answered(count, taken, b"".join(answers))
 
-    def _list_index_files(self, look: IndexSnapshot) -> None:
-        index, self._look = self._index, None
-        opened = list(index.newest_first(look))
-        self._files = np.array([found.reader.file.fileno() for found in opened], dtype=np.int64)
-        self._headers = np.array(list(map(_header, opened)), dtype=np.int64).reshape(-1, 5)
-        self._sizes[kernel.SLOTS], self._sizes[kernel.ENTRIES] = look.layout.hash_slot_num, look.layout.index_num
-        self._look, self._files_opened = look, index.files_opened
-
-    def _list_segments(self) -> None:
-        log = self._index.log
+    def _list(self, look: IndexSnapshot) -> None:
+        index, log, layout, self._look = self._index, self._index.log, look.layout, None
+        files = list(index.newest_first(look))
+        self._files = np.array([found.reader.file.fileno() for found in files], dtype=np.int64)
+        self._headers = np.array(list(map(_header, files)), dtype=np.int64).reshape(-1, 5)
         self._segments = np.array(list(log.open_files()), dtype=np.int64).reshape(-1, 2)
-        self._sizes[kernel.SEGMENT], self._sizes[kernel.FRAME_MAX] = log.segment_size, log.options.frame_size_max
-        self._segments_opened = log.files_opened
+        sizes = log.segment_size, layout.hash_slot_num, layout.index_num, log.options.frame_size_max
+        self._sizes = np.array(sizes, dtype=np.int64)
+        self._look, self._opened = look, (index.files_opened, log.files_opened)
 
 
 def _header(found: OpenIndexFile) -> tuple[int, int, int, int, bool]:
@@ -143,9 +135,8 @@ class KeyQueries:
 
 
 def load_key_queries() -> type[IndexTables] | None:
-    """IndexTables, the kernel compiled: seconds, once a machine. None without a compiler or without RWF_NOWAIT."""
-    is_compiling = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]  # set by the environment
-    if not is_compiling or not hasattr(os, "RWF_NOWAIT") or not hasattr(ctypes.CDLL(None), "preadv2"):
+    """IndexTables, the kernel compiled: seconds, once a machine. None without a compiler."""
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # set by the environment
         return None
     numbers, data = np.ones(5, dtype=np.int64), np.frombuffer(b"\0", dtype=np.uint8)
     tables = numbers, numbers.reshape(1, 5), numbers.reshape(1, 5), numbers, np.zeros(1, dtype=np.uint8)

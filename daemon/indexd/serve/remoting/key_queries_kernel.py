@@ -11,7 +11,6 @@ and a thread that releases the lock at each read may wait milliseconds to get it
 
 from __future__ import annotations
 
-import ctypes
 import os
 from typing import Any
 
@@ -38,7 +37,6 @@ _ENTRIES_PER_READ = 204
 _READS_MAX = 1000
 # Members of ``work``: memory for a struct iovec, and how many reads are left.
 _ADDRESS, _SIZE, _READS = range(3)
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _MESSAGE = int(frame.Outcome.MESSAGE)
 _NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
 _NONE = int(frame.Reason.NONE)
@@ -46,17 +44,10 @@ _0 = np.uint64(0)
 _1 = np.uint64(1)
 _4 = np.uint64(4)
 
-# By its name, so that what is compiled can be kept; not compiled, by the same one.
+# By its name, so that what is compiled can be kept.
 _preadv2: Any = types.ExternalFunction(
     "preadv2", types.intp(types.int32, types.uintp, types.int32, types.int64, types.int32)
 )
-if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # set by the environment
-    _interpreted = ctypes.CDLL(None).preadv2
-    _interpreted.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
-    _interpreted.restype = ctypes.c_ssize_t
-
-    def _preadv2(*numbers: int) -> int:
-        return int(_interpreted(*map(int, numbers)))
 
 
 @numba.njit
@@ -68,7 +59,7 @@ def _read(fd, buffer, at, size, position, work):  # type: ignore[no-untyped-def]
     work[_ADDRESS] = np.uint64(buffer.ctypes.data) + np.uint64(at)
     work[_SIZE] = np.uint64(size)
     address = np.uintp(work.ctypes.data)
-    count = _preadv2(np.int32(fd), address, np.int32(1), np.int64(position), np.int32(_NOWAIT))
+    count = _preadv2(np.int32(fd), address, np.int32(1), np.int64(position), np.int32(os.RWF_NOWAIT))
     return count == size
 
 

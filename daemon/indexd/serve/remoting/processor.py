@@ -347,7 +347,7 @@ class Directory:
     ) -> None:
         self._config, self._queries, self._forwarder, self._log = config, queries, forwarder, log
         self._routes_max = routes_max
-        # What was answered last, as it came, by topic; the cluster by "".
+        # What was answered last, as it came, by topic; the cluster, of which no topic is asked, by "".
         self._kept: dict[str, bytes] = {}
 
     async def answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
@@ -367,10 +367,12 @@ class Directory:
         if answer.code == ResponseCode.SUCCESS:
             led = self._led(answer.body, place, address, command)
             if led is not None:
-                self._keep(_kept_by(command), answer.body)
+                self._keep(command.ext_fields.get("topic", ""), answer.body)
                 answer.body = led
         elif is_unknown and place is not None and place.is_registered:
-            self._keep(_kept_by(command), None)  # it knows the broker, and the broker has no such topic
+            self._keep(
+                command.ext_fields.get("topic", ""), None
+            )  # it knows the broker, and the broker has no such topic
         elif is_unknown:
             found = await self._last_answer(place, address, command)
             return found if found.code == ResponseCode.SUCCESS else answer
@@ -392,7 +394,7 @@ class Directory:
         return write_json(found, is_standard=wants_standard(command))
 
     async def _last_answer(self, place: BrokerPlace | None, address: str, command: RemotingCommand) -> RemotingCommand:
-        body = self._kept.get(_kept_by(command))
+        body = self._kept.get(command.ext_fields.get("topic", ""))
         led = None if body is None else self._led(body, place, address, command)
         if led is not None:
             return command.answer(ResponseCode.SUCCESS, body=led)
@@ -421,11 +423,6 @@ class Directory:
             self._kept[name] = body
         while sum(map(len, (*self._kept, *self._kept.values()))) > self._routes_max:
             del self._kept[next(iter(self._kept))]
-
-
-def _kept_by(command: RemotingCommand) -> str:
-    is_cluster = command.code == RequestCode.GET_BROKER_CLUSTER_INFO
-    return "" if is_cluster else command.ext_fields.get("topic", "")
 
 
 def queue_nums(data: Data, topic: str) -> int:

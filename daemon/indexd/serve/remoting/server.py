@@ -144,9 +144,8 @@ class RemotingConnection(asyncio.Protocol):
         self._active_at = self._loop.time()
         if not self._inflow:
             self._frame_at = self._active_at
-        if not self.is_closed:
-            self._inflow += data
-            self._take()
+        self._inflow += data
+        self._take()
 
     def pause_writing(self) -> None:
         """It does not take its answers: nothing more is begun for it."""
@@ -198,14 +197,12 @@ class RemotingConnection(asyncio.Protocol):
         if untaken == 0 or untaken != self._untaken:
             self._taken_at = now
         self._untaken = untaken
-        if self._is_silent:  # no wonder that its frame does not grow
-            self._frame_at = now
         frame_seconds = limits.frame_seconds + len(self._inflow) / limits.frame_bytes_per_second
         # Whether a client is still there cannot be seen where its bytes are not read.
         is_quiet = self._is_silent or (not self._tasks and untaken == 0)
         if now - self._taken_at > limits.untaken_seconds:
             self.end("untaken")
-        elif self._inflow and now - self._frame_at > frame_seconds:
+        elif self._inflow and not self._is_silent and now - self._frame_at > frame_seconds:
             self.end("slow")
         elif is_quiet and now - self._active_at > self._server.idle_seconds:
             self.end("idle")
@@ -407,7 +404,7 @@ class RemotingServer:
         await self._wait_for_all(_LEAVE_SECONDS)
         if self.connections:
             self.log.warning("remoting_cut_off", connections=len(self.connections))
-        for connection in tuple(self.connections):
+        for connection in [one for one in self.connections if one.was_made]:
             connection.end()
         await self._wait_for_all(_ABORT_SECONDS)
 
