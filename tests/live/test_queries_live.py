@@ -28,17 +28,13 @@ if TYPE_CHECKING:
 
     from support.commitlog_writer import FrameSpec
 
-_SEGMENT = 256 << 10
+_SEGMENT, FIRST = 256 << 10, f"commitlog/{0:020d}"
 _DAMAGED, _MESSAGES = 100, 300
 _ENV = {"INDEXD_HTTP": "127.0.0.1:0", "INDEXD_CORRUPT_AFTER_MS": "100", "INDEXD_ON_CORRUPT": "stop"}
 
 
 def _spec(number: int) -> FrameSpec:
     return spec(T0 + 10 * number, "T", 200, KEYS=f"order-{number}", UNIQ_KEY=f"unique-{number}", TAGS="t")
-
-
-def _damage(store: Path, phy_offset: int, data: bytes) -> None:
-    patch(store / "commitlog" / f"{0:020d}", phy_offset, data)
 
 
 # Magic overwritten, magic and size; a frame, a block and a page of zeros; the body alone.
@@ -61,7 +57,7 @@ def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[QueueStore,
     store.build()
     offsets = store.append(*[_spec(number) for number in range(_DAMAGED, _MESSAGES)])
     at, data = _DAMAGES[request.param]
-    _damage(store.root, offsets[0] + at, data)
+    patch(store.root / FIRST, offsets[0] + at, data)
     return store, offsets[0]
 
 
@@ -131,7 +127,7 @@ def test_a_segment_that_ends_in_zeros_before_one_that_is_used(tmp_path: Path) ->
     offsets = store.append(*[_spec(number) for number in range(30)])
     last = max(offset for offset in offsets if offset < 4096)
     store.build(upto=last)
-    _damage(store.root, last, bytes(4096 - last))
+    patch(store.root / FIRST, last, bytes(4096 - last))
     with open_data(store.data) as data:
         why = data.by_key("T", "none").why
     assert why == f"not known behind offset {last}: zeros before the end of a segment that is closed"
@@ -142,7 +138,7 @@ def test_a_running_daemon_says_that_it_stands_and_is_not_ready(tmp_path: Path) -
     with CommitLogWriter(store / "commitlog", _SEGMENT) as writer:
         offsets = [writer.append(_spec(number)) for number in range(150)]
         damage = offsets[_DAMAGED]
-        _damage(store, damage + 4, b"\xde\xad\xbe\xef")
+        patch(store / FIRST, damage + 4, b"\xde\xad\xbe\xef")
         with Daemon(store, tmp_path / "data", *SIZES, env=_ENV) as daemon:
             url = f"http://{daemon.wait_event('listening')['http']}"
             daemon.wait_state(lambda row: row["corrupt"] is not None and row["phyOffset"] == damage)

@@ -303,9 +303,10 @@ class Peer:
         #: What clients answered to ``ask_client``.
         self.responses: list[Command] = []
         self.connections = 0
-        self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", port))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        if tls is not None:
+            self._listener = tls.wrap_socket(self._listener, server_side=True)
         self._open: dict[int, socket.socket] = {}
         self._opaque = itertools.count(1_000_000)
         self._changed = threading.Condition()
@@ -357,7 +358,7 @@ class Peer:
                 threading.Thread(target=self._serve, args=(connection, self.connections), daemon=True).start()
 
     def _serve(self, connection: socket.socket, number: int) -> None:
-        with suppress(OSError, EOFError), connection if self._tls is None else self._wrap(connection) as connection:
+        with suppress(OSError, EOFError), connection:
             self._note(partial(self._open.__setitem__, number, connection))
             try:
                 with connection.makefile("rb") as stream:
@@ -365,11 +366,6 @@ class Peer:
                         self._take(connection, number, read_command(stream))
             finally:
                 self._note(lambda: self._open.pop(number))
-
-    def _wrap(self, connection: socket.socket) -> socket.socket:
-        assert self._tls is not None
-        with connection:  # what is wrapped takes its descriptor along
-            return self._tls.wrap_socket(connection, server_side=True)
 
     def _take(self, connection: socket.socket, number: int, command: Command) -> None:
         if command.is_response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, open_index
 from indexd.query.broker_message import (
     FoundFrames,
-    PulledFrames,
     earliest_time,
     pull_message,
     query_message_exact,
@@ -44,6 +44,7 @@ from support.remoting_asking import (
     SUCCESS,
     Asking,
     Judge,
+    by_key,
     damage,
     frame_of,
     frames_at,
@@ -55,12 +56,11 @@ from support.strategies import Sample, logs, queries
 LARGE = IndexLayout(101, 1000)
 
 
-def ask(store: Store, key: str = "k", max_num: int = 64, *, size_max: int = ANY_SIZE, **more: int) -> FoundFrames:
-    request = KeyQuery("T", key, max_num, more.get("begin", 0), more.get("end", TIME_MAX), "K")
+def ask(store: Store, key: str = "k", max_num: int = 64, *, size_max: int = ANY_SIZE) -> FoundFrames:
     with store.index() as index:
         judge = Judge(index)
-        judge.ask(request, size_max)  # from then on its segments are open for the compiled way
-        found = judge.ask(request, size_max)
+        judge.ask(by_key(key, max_num), size_max)  # from then on its segments are open for the compiled way
+        found = judge.ask(by_key(key, max_num), size_max)
     assert not isinstance(found, str)
     return found
 
@@ -190,35 +190,30 @@ def test_a_frame_is_sent_when_it_decodes(samples: list[Sample], prop_crc: bool, 
             assert checked == decoded
 
 
-def pull(
-    store: QueueStore, offset: int, max_num: int = 32, size_max: int = ANY_SIZE, queue_id: int = 0
-) -> PulledFrames:
-    with store.index() as index:
-        return pull_message(index, "T", queue_id, offset, max_num, size_max)
-
-
 def test_a_pull_is_bounded_and_goes_on(tmp_path: Path) -> None:
     store, offsets = built(
         QueueStore(tmp_path, segment=1 << 17), *[spec(T0 + number, size=100) for number in range(40)]
     )
-    size = len(frames_at(store, offsets)[0])
-    assert len(pull(store, 0, 1000).frames) == 32
-    got: list[bytes] = []
-    next_offset = 0
-    while next_offset < 40:
-        found = pull(store, next_offset, 7, 3 * size + 1)
-        assert 0 < len(found.frames) <= 3
-        got += found.frames
-        next_offset = found.next_begin_offset
-    assert tuple(got) == frames_at(store, offsets)
+    frames, got, next_offset = frames_at(store, offsets), list[bytes](), 0
+    size = len(frames[0])
+    with store.index() as index:
+        pull = partial(pull_message, index, "T", 0)
+        assert len(pull(0, 1000, ANY_SIZE).frames) == 32
+        while next_offset < 40:
+            found = pull(next_offset, 7, 3 * size + 1)
+            assert 0 < len(found.frames) <= 3
+            got += found.frames
+            next_offset = found.next_begin_offset
+        assert tuple(got) == frames
     damage(store, offsets[1])
-    found = pull(store, 0, 3)
-    assert (found.frames, found.next_begin_offset) == (frames_at(store, [offsets[0], offsets[2]]), 3)
-    found = pull(store, 1, 1)
-    assert (found.status, found.frames, found.next_begin_offset) == ("NO_MATCHED_MESSAGE", (), 2)
-    # One that no answer can hold keeps nobody from those behind it.
-    found = pull(store, 2, 1, size - 1)
-    assert (found.status, found.frames, found.next_begin_offset) == ("NO_MATCHED_MESSAGE", (), 3)
+    with store.index() as index:
+        for offset, max_num, size_max, wanted in (
+            (0, 3, ANY_SIZE, ("FOUND", (frames[0], frames[2]), 3)),
+            (1, 1, ANY_SIZE, ("NO_MATCHED_MESSAGE", (), 2)),
+            (2, 1, size - 1, ("NO_MATCHED_MESSAGE", (), 3)),  # what no answer can hold keeps nobody from the next
+        ):
+            found = pull_message(index, "T", 0, offset, max_num, size_max)
+            assert (found.status, found.frames, found.next_begin_offset) == wanted
 
 
 def test_bounds_and_earliest_time_follow_the_log(tmp_path: Path) -> None:

@@ -76,9 +76,13 @@ def read_access(config: Config) -> RemotingAccess:
     if remoting.remoting_tls_cert is not None and remoting.remoting_tls_key is not None:
         tls = read_tls(remoting.remoting_tls_cert, remoting.remoting_tls_key)
     if remoting.remoting_access_key is not None and remoting.remoting_secret_key_file is not None:
-        remedy = "write the secretKey there that clients sign with, alone on its line"
-        path, key = remoting.remoting_secret_key_file, "remoting_secret_key_file"
-        secret = read_secret(path, key, what="secret key", least=1, remedy=remedy)
+        secret = read_secret(
+            remoting.remoting_secret_key_file,
+            "remoting_secret_key_file",
+            what="secret key",
+            least=1,
+            remedy="write the secretKey there that clients sign with, alone on its line",
+        )
         credentials = Credentials(remoting.remoting_access_key, secret)
     is_near = remoting.remoting == OFF or is_loopback(split_address(remoting.remoting)[0])
     is_narrow = bool(remoting.remoting_allow) and all(network.prefixlen for network in remoting.remoting_allow)

@@ -273,8 +273,8 @@ def encode_command(command: RemotingCommand) -> bytes:
     size = len(header)
     if size > HEADER_MASK:
         raise FrameError(f"a header of {size} bytes")
-    body = command.body
-    return b"".join((_HEADS.pack(LENGTH_SIZE + size + len(body), command.form << _FORM_SHIFT | size), header, body))
+    heads = _HEADS.pack(LENGTH_SIZE + size + len(command.body), command.form << _FORM_SHIFT | size)
+    return b"".join((heads, header, command.body))
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
