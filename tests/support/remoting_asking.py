@@ -27,6 +27,7 @@ from indexd.serve.queries import Queries
 from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import Form, RemotingCommand, decode_command, encode_command
 from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
+from indexd.storage.disk import WouldWaitError
 from support.data_directory import T0, built, config_of, spec
 from support.queue_store import QueueStore
 
@@ -221,7 +222,7 @@ class Judge:
             fields["indexType"] = asked.index_type
 
         def ask_compiled(call: Callable[[IndexTables], Any]) -> Any:
-            with suppress(IndexdError):
+            with suppress(IndexdError, WouldWaitError, OverflowError):
                 return call(self.tables)
 
         queries: Any = SimpleNamespace(config=self.index.config, ask_compiled=ask_compiled, count=lambda *_: None)

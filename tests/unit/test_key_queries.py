@@ -88,13 +88,9 @@ async def test_each_answer_is_the_plain_one(store: Store) -> None:
         for members in (
             {"opaque": 0},
             {"opaque": 2**31 - 1},
-            {"version": None, "language": None, "flag": None, "serializeTypeCurrentRPC": None},
-            {"remark": "a remark {\"'"[:10]},
             {"version": 0},
         ):
             assert way.together(framed(written(header(**members))))[0] == 1, members
-        turned = {name: value for name, value in reversed(header().items()) if name != "code"}
-        assert way.together(framed(written({"code": 12} | turned)))[0] == 1
 
 
 async def test_many_answers_in_the_order_of_their_requests(store: Store) -> None:
@@ -147,7 +143,9 @@ async def test_what_is_not_plain_is_left_to_the_plain_way(store: Store) -> None:
         framed(GOOD[:-1]),
         framed(GOOD + " "),
         encode_command(RemotingCommand(12, 77, ext_fields=FIELDS, form=Form.ROCKETMQ)),
-        *[framed(written(header(**{name: None}))) for name in ("opaque", "extFields")],
+        *[framed(written(header(**{name: None}))) for name in header() if name != "code"],
+        framed(written(header(remark="a remark"))),
+        framed(written({"code": 12} | dict(reversed(header().items())))),
         *[framed(written(header({one: FIELDS[one] for one in FIELDS if one != left}))) for left in NEEDED],
         *[framed(GOOD.replace(one, other, 1)) for one, other in TURNED],
         *[request(**{"key": "k"} | fields) for fields in ASKED],
@@ -274,7 +272,7 @@ async def test_from_the_next_query_on(store: Store) -> None:
                     thread.join(60)
             await queries.ask(lambda data: data.index.look())
             queries.look_seconds = 60.0
-            assert queries.ask_compiled(lambda compiled: compiled.prepare())
+            assert queries.ask_compiled(lambda compiled: compiled.prepare() or compiled)
         finally:
             queries.stop()
             assert queries.close() == 0

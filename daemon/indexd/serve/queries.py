@@ -197,7 +197,8 @@ class Queries:
     """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop.
 
     ``load_compiled`` is called in a thread of its own, and returns what makes of an open index
-    that which compiled code reads (``remoting.key_queries.IndexTables``), or None; its ``prepare`` opens what it needs.
+    that which compiled code reads (``remoting.key_queries.IndexTables``), or None; its ``prepare`` opens what it needs,
+    and raises where that cannot be read so.
     """
 
     #: A query that takes longer is ended: it holds a thread that others wait for.
@@ -254,7 +255,7 @@ class Queries:
         opened.disk.nonblocking, opened.data.index.look_seconds = True, self.look_seconds
         try:
             return None if opened.compiled is None else question(opened.compiled)
-        except (IndexdError, WouldWaitError):
+        except (IndexdError, WouldWaitError, OverflowError):
             return None
         finally:
             opened.disk.nonblocking, opened.data.index.look_seconds = False, 0.0
@@ -332,7 +333,7 @@ class Queries:
         index = opened.data.index
         opened.compiled = opened.compiled or compiled_of(index)
         index.look_seconds = self.look_seconds  # the question has just looked
-        with suppress(IndexdError):
+        with suppress(IndexdError, WouldWaitError, OverflowError):
             opened.compiled.prepare()
         index.look_seconds = 0.0
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from indexd.config import OFF, Config, split_address
 from indexd.serve.access_files import is_loopback, read_secret, read_tls
-from indexd.serve.remoting.command import V4_9_3, RemotingCommand
+from indexd.serve.remoting.command import V4_9_3, RemotingCommand, utf8
 
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
@@ -38,7 +38,7 @@ class Credentials:
         names = sorted(fields.keys() - {SIGNATURE}, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
         if command.version <= V4_9_3 and UNIQUE_KEY_QUERY in fields:
             names.remove(UNIQUE_KEY_QUERY)
-        values = "".join([fields[name] for name in names]).encode("utf-8", "replace")
+        values = utf8("".join([fields[name] for name in names]))
         return base64.b64encode(hmac.digest(self.secret_key, values + command.body, "sha1")).decode()
 
     def refusal(self, command: RemotingCommand) -> str | None:
@@ -46,8 +46,8 @@ class Credentials:
         access_key, signature = command.ext_fields.get(ACCESS_KEY), command.ext_fields.get(SIGNATURE)
         if access_key is None or signature is None:
             return f"the request is not signed: it has no {SIGNATURE if access_key is not None else ACCESS_KEY}"
-        is_known = _is_same(access_key, self.access_key)
-        if not _is_same(signature, self.signature(command)) or not is_known:
+        is_known = hmac.compare_digest(utf8(access_key), utf8(self.access_key))
+        if not hmac.compare_digest(utf8(signature), utf8(self.signature(command))) or not is_known:
             return "the signature is not one that the access key and the secret key known here make"
         return None
 
@@ -94,7 +94,3 @@ def ip_of(host: str) -> IPAddress:
     """The address of a socket; an IPv4 address in an IPv6 one counts as the former."""
     address = ipaddress.ip_address(host)
     return getattr(address, "ipv4_mapped", None) or address
-
-
-def _is_same(given: str, known: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), known.encode("utf-8", "replace"))

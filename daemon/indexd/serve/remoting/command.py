@@ -289,10 +289,10 @@ def _encode_json(command: RemotingCommand) -> bytes:
 
 
 def _encode_binary(command: RemotingCommand) -> bytes:
-    remark = _utf8(command.remark or "")
+    remark = utf8(command.remark or "")
     parts: list[bytes] = []
     for name, value in command.ext_fields.items():
-        name_bytes, value_bytes = _utf8(name), _utf8(value)
+        name_bytes, value_bytes = utf8(name), utf8(value)
         if len(name_bytes) > _SHORT_MAX:
             raise FrameError(f"the name of an ext field of {len(name_bytes)} bytes")
         parts += (_SHORT.pack(len(name_bytes)), name_bytes, _WORD.pack(len(value_bytes)), value_bytes)
@@ -302,5 +302,6 @@ def _encode_binary(command: RemotingCommand) -> bytes:
     return b"".join((fixed, _WORD.pack(len(remark)), remark, _WORD.pack(len(fields)), fields))
 
 
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "replace")  # half a surrogate becomes ?, as in Java
+def utf8(text: str) -> bytes:
+    """As Java writes it: half a surrogate becomes ?."""
+    return text.encode("utf-8", "replace")

@@ -14,7 +14,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from indexd.errors import IndexdError
 from indexd.query import QueryIndex
 from indexd.query.source import OPEN_FILES_MAX, IndexSnapshot, OpenIndexFile
 from indexd.serve.queries import FOUND, Queries
@@ -67,24 +66,21 @@ class IndexTables:
         self._buffer = np.zeros(kernel.SCRATCH + _BYTES_MAX, dtype=np.uint8)
         self._work = _work(TOGETHER_MAX)
 
-    def prepare(self) -> bool:
-        """List the files that are open as of now; False if they are too many, or cannot be opened."""
+    def prepare(self) -> None:
+        """List the files that are open as of now; WouldWaitError if they are more than stay open.
+
+        OverflowError for a segment beyond the offset of any entry.
+        """
         index = self._index
         look = index.look()
         if len(look.files) > OPEN_FILES_MAX:  # the last one would close the first
-            return False
-        index.log.check()
-        try:
-            if look is not self._look or self._opened != (index.files_opened, index.log.files_opened):
-                self._list(look)
-        except (IndexdError, WouldWaitError, OverflowError):  # the last: a segment beyond the offset of any entry
-            return False
-        return True
+            raise WouldWaitError
+        if look is not self._look or self._opened != (index.files_opened, index.log.files_opened):
+            self._list(look)
 
     def answer(self, data: bytes, frame_max: int, limits: Array) -> Answered | None:
         """See ``KeyQueries.answer``."""
-        if not self.prepare():
-            return None
+        self.prepare()
         asked = np.frombuffer(data, dtype=np.uint8), min(frame_max, LENGTH_SIZE + HEADER_MAX), limits
         tables = self._files, self._headers, self._segments, self._sizes
         count, taken = kernel.answer_together(*asked, *tables, self._buffer, *self._work)

@@ -1,9 +1,9 @@
 """Compiled: answers to queries by key, from the bytes of the requests to the frames of the messages, in one call.
 
 The compiled form of ``command``, ``processor.query_message``, ``query.by_key.query_offsets`` and ``LogView.frame`` for
-what nearly all clients send and find: a JSON header without blanks and escapes, alone in its frame, of known members;
-index files and messages that are sound, of common size and in the page cache; at least one message found. It stops at
-the first request that is anything else; that one and those behind it are answered by the plain code.
+what nearly all clients send and find: a JSON header as RocketMQ's Java clients write it, without escapes, alone in its
+frame; index files and messages that are sound, of common size and in the page cache; at least one message found. It
+stops at the first request that is anything else; that one and those behind it are answered by the plain code.
 
 Nothing is waited for: reads are RWF_NOWAIT. The interpreter lock is held all the while: a call takes some microseconds,
 and a thread that releases the lock at each read may wait milliseconds to get it back.
@@ -22,7 +22,6 @@ from indexd.commitlog import format as frame
 from indexd.commitlog.bytes_kernel import CRC_TABLES, hash_utf8, key_hash, load_u32, load_u64, same_bytes, signed_32
 from indexd.commitlog.kernel import check_crc, head, walk
 from indexd.index.format import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE
-from indexd.serve.remoting.command import RequestCode
 
 #: Somebody else has to answer: it is not in memory, not sound, too much, or takes too long.
 LEFT = -1
@@ -178,38 +177,25 @@ def _read_frame(segments, sizes, phy_offset, at, size_max, buffer, work):  # typ
     return np.int64(total)
 
 
-@numba.njit
-def _read_frames(segments, sizes, places, count, at, size_max, buffer, work):  # type: ignore[no-untyped-def]
-    # The frames at ``count`` offsets, ``size_max`` bytes at most, into ``buffer`` from ``at``: the end, or LEFT.
-    end = np.int64(at)
-    for i in range(count):
-        size = _read_frame(segments, sizes, places[i], end, size_max - (end - at), buffer, work)
-        if size == LEFT:
-            return np.int64(LEFT)
-        end += size
-    return end
-
-
 #: Members of ``limits``: bytes of messages in an answer; messages in an answer, and in one to a query for a unique key.
 BODY, MOST, MOST_UNIQUE = range(3)
 
-# Members of a header, numbers first and then texts; behind them the ext fields that count. Each has a row of
-# ``request`` by its place here: of a number (value, 0), of a text (begin, end).
-_NAMES = (
-    "code", "flag", "opaque", "version", "language", "remark", "serializeTypeCurrentRPC", "extFields",
-    "topic", "key", "maxNum", "beginTimestamp", "endTimestamp", "_UNIQUE_KEY_QUERY", "indexType",
-)  # fmt: skip
-_CODE, _FLAG, _OPAQUE, _TEXTS = 0, 1, 2, 4
-_EXT_FIELDS, _TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME, _IS_UNIQUE, _INDEX_TYPE = range(7, 15)
-_NEEDED = sum(1 << row for row in (_CODE, _OPAQUE, _TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME))
+# What does not change of a header: before the ext fields, and before the two numbers behind them.
+_BEGIN = np.frombuffer(b'{"code":12,"extFields":{', dtype=np.uint8)
+_BEFORE_OPAQUE = np.frombuffer(b'},"flag":0,"language":"JAVA","opaque":', dtype=np.uint8)
+_BEFORE_VERSION = np.frombuffer(b',"serializeTypeCurrentRPC":"JSON","version":', dtype=np.uint8)
+# The ext fields that count, numbers first and then texts. Each has a row of ``request`` by its place here, of a number
+# (value, 0), of a text (begin, end); behind them two for the header's own numbers.
+_NAMES = ("maxNum", "beginTimestamp", "endTimestamp", "topic", "key", "_UNIQUE_KEY_QUERY", "indexType")
+_MAX_NUM, _BEGIN_TIME, _END_TIME, _TOPIC, _KEY, _IS_UNIQUE, _INDEX_TYPE, _OPAQUE, _VERSION = range(9)
+_NEEDED = (1 << _IS_UNIQUE) - 1
 #: The shape of ``request``.
-REQUEST_SHAPE = (len(_NAMES), 2)
+REQUEST_SHAPE = (9, 2)
 
-_QUERY_MESSAGE = int(RequestCode.QUERY_MESSAGE)
 _HEADS_SIZE = 8
 _DIGITS_MAX = 19
 _INT_END, _LONG_END = np.uint64(1 << 31), np.uint64(1 << 63)
-_QUOTE, _BACKSLASH, _COMMA, _COLON, _OPEN, _CLOSE = b'"\\,:{}'
+_QUOTE, _BACKSLASH, _COMMA, _COLON, _CLOSE = b'"\\,:}'
 _BLANK, _DELETE, _ZERO, _NINE = b" \x7f09"
 _HASH, _31, _10 = np.uint64(ord("#")), np.uint64(31), np.uint64(10)
 
@@ -264,50 +250,48 @@ def _which(data, begin, end, names, ends):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
+def _behind(data, at, end, text):  # type: ignore[no-untyped-def]
+    # Where this text ends, if it stands at ``at``, which may be LEFT; or LEFT.
+    behind = at + len(text)
+    is_there = at != LEFT and behind <= end and same_bytes(data, np.uint64(at), text, _0, np.uint64(len(text)))
+    return behind if is_there else LEFT
+
+
+@numba.njit
+def _number_behind(data, at, end, text, into):  # type: ignore[no-untyped-def]
+    at = _behind(data, at, end, text)
+    return at if at == LEFT else _digits_end(data, at, end, into)
+
+
+@numba.njit
 def _read_request(data, at, end, request):  # type: ignore[no-untyped-def]
-    # Whether ``data[at:end]`` is the header of a query by key that is read here. ``i`` is before a name: { or a comma.
-    if data[at] != _OPEN:
-        return False
+    # Whether ``data[at:end]`` is the header of a query by key that is read here.
     request[:, :] = 0
-    seen, i, is_inside = 0, at, False
-    while True:
-        begin = _text_end(data, i + 1, end) + 2
-        if begin == LEFT + 2 or begin >= end or data[begin - 1] != _COLON:
+    seen, at = 0, _behind(data, at, end, _BEGIN)
+    while at != LEFT:
+        name_end = _text_end(data, at, end)
+        begin = name_end + 2
+        if name_end == LEFT or begin >= end or data[begin - 1] != _COLON:
             return False
-        row = _which(data, i + 2, begin - 2, _NAME_TEXT, _NAME_ENDS)
-        if row != LEFT and (row >= _TOPIC) != is_inside:
-            row = LEFT
-        if row == LEFT and not is_inside:
+        text_end = _text_end(data, begin, end)
+        if text_end == LEFT:
             return False
+        row = _which(data, at + 1, name_end, _NAME_TEXT, _NAME_ENDS)
         if row != LEFT:
             if seen & 1 << row:
                 return False
             seen |= 1 << row
-        if row == _EXT_FIELDS:
-            if data[begin] != _OPEN:
-                return False
-            is_inside, i = True, begin
-            continue
-        if _CODE <= row < _TEXTS:
-            i = _digits_end(data, begin, end, request[row])
-            if i == LEFT or np.uint64(request[row, 0]) >= _INT_END:
-                return False
-        else:
-            text_end = _text_end(data, begin, end)
-            if text_end == LEFT:
-                return False
-            if row != LEFT:
-                request[row, 0], request[row, 1] = begin + 1, text_end
-            if _MAX_NUM <= row <= _END_TIME and _digits_end(data, begin + 1, text_end, request[row]) != text_end:
-                return False
-            i = text_end + 1
-        if is_inside and i < end and data[i] == _CLOSE:
-            is_inside = False
-            i += 1
-        if i >= end or data[i] != _COMMA:
+            request[row, 0], request[row, 1] = begin + 1, text_end
+        if LEFT < row < _TOPIC and _digits_end(data, begin + 1, text_end, request[row]) != text_end:
+            return False
+        at = text_end + 1
+        if at >= end or data[at] != _COMMA:
             break
-    is_whole = not is_inside and i + 1 == end and data[i] == _CLOSE and seen & _NEEDED == _NEEDED
-    return is_whole and request[_CODE, 0] == _QUERY_MESSAGE and request[_FLAG, 0] == 0
+        at += 1
+    at = _number_behind(data, at, end, _BEFORE_OPAQUE, request[_OPAQUE])
+    at = _number_behind(data, at, end, _BEFORE_VERSION, request[_VERSION])
+    is_whole = at != LEFT and at + 1 == end and data[at] == _CLOSE and seen & _NEEDED == _NEEDED
+    return is_whole and np.uint64(max(request[_OPAQUE, 0], request[_VERSION, 0])) < _INT_END
 
 
 @numba.njit
@@ -352,9 +336,12 @@ def answer_together(data, frame_max, limits, files, headers, segments, sizes, bu
         found = _find(data, request, limits, files, headers, sizes, places, buffer, work)
         if found <= 0:
             break
-        end = _read_frames(segments, sizes, places, found, out, limits[BODY], buffer, work)
-        if end == LEFT:
-            break
+        end = out
+        for i in range(found):
+            frame_size = _read_frame(segments, sizes, places[i], end, limits[BODY] - (end - out), buffer, work)
+            if frame_size == LEFT:
+                return count, at
+            end += frame_size
         rows[count, 0], rows[count, 1], rows[count, 2] = request[_OPAQUE, 0], headers[0, END_TIME], headers[0, END_PHY]
         rows[count, 3], rows[count, 4] = out, end
         at, out, count = behind, end, count + 1

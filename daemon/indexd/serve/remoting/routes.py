@@ -70,7 +70,7 @@ def read_json(body: bytes) -> Json:
         try:
             value = json.loads(text)
         except ValueError:
-            value = json.loads(_NUMBER_KEY.sub(_quoted, text))
+            value = json.loads(_NUMBER_KEY.sub(lambda found: f'{found[1]}"{found[2]}"' if found[2] else found[0], text))
     except RecursionError:
         raise ValueError("nested too deep") from None
     if type(value) is not dict:
@@ -84,11 +84,6 @@ def write_json(value: Json, *, is_standard: bool) -> bytes:
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return _BY_NUMBER.sub(lambda found: _NUMBER.sub(r"\1:", found[0]), text).encode("utf-8", "replace")
-
-
-def _quoted(match: re.Match[str]) -> str:
-    start, number = match.groups()
-    return match[0] if number is None else f'{start}"{number}"'
 
 
 # --- our own ----------------------------------------------------------------------------------------------------

@@ -417,15 +417,14 @@ class Forwarder:
 
         UpstreamError, whose text names who does not answer. ``is_short``: the client waits for another answer then.
         """
-        answer: RemotingCommand | None
         try:
-            if command.code in NAME_SERVER_CODES:
+            if command.code not in NAME_SERVER_CODES:
+                seconds = self.patience.short if is_short and not command.is_oneway else self.patience.answer
+                answer = await self._channel(client).ask(command, seconds)
+            else:
                 seconds = self.patience.short if is_short else self.dialer.timeout
                 # What is one-way is answered as well there: that is the proof that it came.
                 answer = await self.names.ask(replace(command, flag=0), seconds)
-            else:
-                seconds = self.patience.short if is_short and not command.is_oneway else self.patience.answer
-                answer = await self._channel(client).ask(command, seconds)
             if answer is not None and answer.remark == IN_A_CIRCLE:
                 raise UpstreamError(IN_A_CIRCLE)
         except UpstreamError:
