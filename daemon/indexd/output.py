@@ -9,12 +9,13 @@ from __future__ import annotations
 import enum
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
@@ -62,7 +63,7 @@ class OutputRecovery(Generic[Held]):
     """What is kept of an output, and what has to be changed for that; nothing is changed before ``carry_out``.
 
     ``refill_from``: the physical offset from which the log has to be read again for it, None if from nowhere.
-    ``directories`` are removed if empty. ``cut``: files, the bytes that are kept and the size they get back, in zeros.
+    ``directories`` are removed if empty. ``cut``: files, the bytes that are kept and the size that they have, in zeros.
     ``reasons``: what did not hold, a line each. A frontier with ``held`` must be durable before ``carry_out``.
     """
 
@@ -89,7 +90,7 @@ class OutputRecovery(Generic[Held]):
             left.add(path.parent)
         for path, size, length in self.cut:
             with disk.open_write(path) as file:
-                file.truncate(size)
+                clear_behind(file, size)
                 file.truncate(length)
             unsynced.add(path)
         for path in sorted(left):
@@ -211,11 +212,6 @@ class Output(ABC, Generic[Held]):
     def load_kernels() -> None:
         """Have what it needs compiled, or loaded from where it is kept."""
 
-    @property
-    @abstractmethod
-    def empty(self) -> Held:
-        """What the frontier would say of it before anything is built."""
-
     @abstractmethod
     def built_with(self, held: Held) -> tuple[str, int, int]:
         """A setting that it cannot change: its name, its value when ``held`` was built, and as asked now."""
@@ -270,7 +266,6 @@ class Output(ABC, Generic[Held]):
         """Bring the files into the form that a clean stop leaves; the caller syncs a mark after it."""
         self.publish()
 
-    @abstractmethod
     def close(self) -> None:
         """Close what is open; writes nothing."""
 
@@ -279,8 +274,8 @@ class Output(ABC, Generic[Held]):
         """What is left of ``held``, or of nothing, at ``scope``; reads only."""
 
     @abstractmethod
-    def check(self, held: Held, scope: CheckScope) -> Findings:
-        """The files held against what the frontier says of them; reads only, never the log."""
+    def check(self, held: Held | None, scope: CheckScope) -> Findings:
+        """The files held against what the frontier says of them, if anything; reads only, never the log."""
 
     @abstractmethod
     def parts(self, held: Held) -> list[tuple[Any, Held]]:
@@ -309,16 +304,33 @@ def find_nonzero(
 ) -> tuple[int, int]:
     """The first byte of ``[position, end)`` that is not zero, and how many there are; holes are not read."""
     first = found = 0
+    for begin, block in _nonzero_blocks(file, position, end, on_bytes):
+        wrong = np.flatnonzero(block)
+        first, found = first or begin + int(wrong[0]), found + len(wrong)
+    return first, found
+
+
+def clear_behind(file: DiskFile, position: int) -> None:
+    """Overwrite what is not zero behind ``position`` with zeros.
+
+    The file never gets shorter: neither a reader nor a crash meets half of it, and no space is given back that may not
+    be had again.
+    """
+    for begin, block in _nonzero_blocks(file, position, file.size()):
+        file.pwrite(bytes(len(block)), begin)
+
+
+def _nonzero_blocks(
+    file: DiskFile, position: int, end: int, on_bytes: Callable[[int], None] = lambda _: None
+) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    # Parts of ``[position, end)`` that are not all zero, and where each begins.
     buffer = np.empty(_READ_SIZE, dtype=np.uint8)
     while (begin := file.next_data(position)) < end:
-        on_bytes(begin - position)
-        size = file.pread_into(buffer[: end - begin].data, begin)
-        if buffer[:size].any():
-            wrong = np.flatnonzero(buffer[:size])
-            first, found = first or begin + int(wrong[0]), found + len(wrong)
-        position = begin + size
-        on_bytes(size)
-        if size == 0:  # it has become shorter
+        block = buffer[: file.pread_into(buffer[: end - begin].data, begin)]
+        if len(block) == 0:  # it has become shorter
             break
+        if block.any():
+            yield begin, block
+        on_bytes(begin + len(block) - position)
+        position = begin + len(block)
     on_bytes(max(end - position, 0))
-    return first, found

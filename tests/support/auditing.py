@@ -83,7 +83,8 @@ def index_log(config: Config, flavour: str = "5.4", *, begin: int = 0, name: int
     reader.refresh()
     reader.position = max(begin, reader.log.min_offset or 0)
     clock = itertools.count(name)
-    service = IndexService(Disk(), folder, layout, kind, clock=lambda: 0.0)
+    service = IndexService(Disk(), folder, layout, kind)
+    service.clock = lambda: 0.0
     service._last_name = str(next(clock))  # names that only grow
     try:
         for item in WholeLog(reader):

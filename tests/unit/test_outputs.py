@@ -48,7 +48,7 @@ SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 def new_service(slots: int, entries: int, flavour: str = "5.4") -> Iterator[tuple[IndexService, Path]]:
     with tempfile.TemporaryDirectory() as directory:
         layout = IndexLayout(slots, entries)
-        service = IndexService(Disk(), Path(directory), layout, FLAVOURS[flavour], lambda: 0.0)
+        service = IndexService(Disk(), Path(directory), layout, FLAVOURS[flavour])
         yield service, Path(directory)
         service.close()
 

@@ -40,12 +40,12 @@ from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of
 from indexd.index.format import (
     FLAVOURS,
     HEADER_SIZE,
+    SLOT,
     SLOT_SIZE,
     Flavour,
     IndexHeader,
     IndexLayout,
     index_key_hash,
-    unpack_slot,
 )
 from indexd.recovery.log_range import NEVER
 from indexd.recovery.open import frame_size_max
@@ -195,7 +195,7 @@ def _look(file: DiskFile, name: str, layout: IndexLayout, probe: LogProbe) -> Br
         key_hash = int(entry.byteswap().view(np.int32)[0, 0])
         if entry.any() and key_hash >= 0:
             slot = file.pread(SLOT_SIZE, layout.slot_position(layout.slot_of(key_hash)))
-            count += unpack_slot(slot) == count
+            count += SLOT.unpack(slot)[0] == count
     begin, end = _points_to(file, layout, header, count, probe) if count > 1 else (0, -1)
     return BrokerFile(name, header, count, begin, end, is_full=count >= layout.index_num)
 

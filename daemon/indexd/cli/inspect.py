@@ -32,24 +32,23 @@ from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.config import Config
 from indexd.consumequeue.format import BATCH_FOLDER, UNIT, Unit, queue_folders, queue_id_of
-from indexd.errors import CorruptDataError, UsageError
+from indexd.errors import UsageError
 from indexd.flush.frontier import StoreCheckpoint, read_frontier
 from indexd.index.format import (
     ENTRY_SIZE,
     HEADER_SIZE,
     INDEX_TYPES,
+    SLOT,
     SLOT_SIZE,
     IndexHeader,
     IndexLayout,
     index_key_hash,
     unpack_entry,
-    unpack_slot,
 )
 from indexd.index.reader import IndexFileReader
 from indexd.query.message import message_fields
 from indexd.query.source import read_state
-from indexd.sparse.format import OFFSET_ENTRY, OFFSET_SUFFIX, TIME_ENTRY, TIME_SUFFIX, base_of_name
-from indexd.sparse.sparse_index import SparseIndex
+from indexd.sparse.format import OFFSET_ENTRY, OFFSET_SUFFIX, TIME_ENTRY, TIME_SUFFIX, sanity_problem
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import is_index_name, segment_base
 
@@ -59,7 +58,7 @@ _READ_SIZE = 1 << 20
 _FRAME_READ = 4096
 _SMALL_FILES = ("frontier", "checkpoint", "abort", "state")
 # With or without what Kafka appends to it.
-_SPARSE_NAME = re.compile(r"[-+]?[0-9]{1,20}\.(time)?index(\.deleted|\.cleaned|\.swap)?", re.ASCII)
+_SPARSE_NAME = re.compile(r"[0-9]{20}\.(time)?index(\.deleted|\.cleaned|\.swap)?", re.ASCII)
 #: By what a file's name ends with: what it is called, its entry, the entry's members.
 _SPARSE: dict[str, tuple[str, struct.Struct, tuple[str, str]]] = {
     OFFSET_SUFFIX: ("offsetIndex", OFFSET_ENTRY, ("offset", "position")),
@@ -242,7 +241,7 @@ class _Inspector:
             layout, key_hash, chain = file.layout, None, args.chain
             slots = _records(opened, SLOT_SIZE, 0, layout.hash_slot_num, layout.slot_position(0)) if args.slots else ()
             for slot, raw in slots:
-                number = unpack_slot(raw)
+                (number,) = SLOT.unpack(raw)
                 wrong = _damage(not 0 < number < header.index_count, "it names no entry that is counted")
                 if number != 0:
                     yield {"kind": "slot", "slot": slot, "index": number, **wrong}
@@ -316,17 +315,14 @@ class _Inspector:
     def _sparse(self, path: Path) -> Iterator[Row]:
         # The entries before a tail of unused slots, and what Kafka's sanity check says of them.
         kind, packed, names = _SPARSE[TIME_SUFFIX if TIME_SUFFIX in path.name else OFFSET_SUFFIX]
-        base, entries = base_of_name(path.name), 0
+        base, entries = int(path.name.partition(".")[0]), 0
         with self.disk.open_read(path) as file:
             size = file.size()
             for number, _ in _used_records(file, packed.size):
                 entries = number + 1
             row = {"kind": kind, "path": str(path), "size": size, "base": base, "entries": entries}
-            try:
-                SparseIndex(file, base, entries, is_time=packed is TIME_ENTRY).sanity_check()
-            except CorruptDataError as error:
-                row["damage"] = error.line().partition(": ")[2] or error.line()
-            yield row | {"slots": size // packed.size}
+            problem = sanity_problem(file, base, entries, packed)
+            yield row | _damage(problem is not None, problem or "") | {"slots": size // packed.size}
             for number, raw in _records(file, packed.size, *self._chosen(entries)):
                 entry = dict(zip(names, packed.unpack(raw), strict=True))
                 entry["offset"] += base

@@ -107,9 +107,7 @@ def _check_file(
     scope: CheckScope,
 ) -> None:
     end, size = min(mark.max_offset - first, file_size // UNIT_SIZE) * UNIT_SIZE, file.size()
-    # Recovery that was broken off between cutting the last file and giving it its size again mends it.
-    is_cut = not scope.is_at_rest and first + end // UNIT_SIZE == mark.max_offset and size >= end
-    if size > file_size or (size < file_size and not is_cut):
+    if size != file_size:
         findings.add(name, min(size, file_size), "file-size", f"{size} bytes, not {file_size}")
     for position in range(0, end, _UNITS_PER_READ * UNIT_SIZE):
         data = file.pread(min(end - position, _UNITS_PER_READ * UNIT_SIZE), position)
@@ -156,7 +154,7 @@ def recover_queues(
             is_anew |= mark.max_phy_offset > scope.log_begin  # else all of it has expired
         elif (left := _before(disk, directory, mark, held.file_size, scope)) is not None:
             kept.append(left)
-            cut += _cut(folder, left, mark, sizes, held.file_size, scope)
+            cut += _cut(folder, left, mark, held.file_size, scope)
     if (more := len(reasons) - _REASONS_MAX) > 0:
         reasons[_REASONS_MAX:] = [f"{more} more queues that are not whole"]
     refill_from = scope.log_begin if is_anew else max(scope.believed, scope.log_begin)
@@ -192,15 +190,8 @@ def _fault(
         name, size = file_name(begin * UNIT_SIZE), sizes.get(begin * UNIT_SIZE)
         if size is None:
             return f"file {name} is missing"
-        least = min((end - begin) * UNIT_SIZE, file_size)
-        if not least <= size <= file_size or (size < file_size and end > begin + units):
+        if size != file_size:
             return f"file {name} has {size} bytes, not {file_size}"
-        if size < file_size:
-            # One that a broken-off recovery left shorter has all its units; one that somebody cut has a hole.
-            with disk.open_read(queue_directory(root, mark.topic, mark.queue_id) / name) as file:
-                kinds, *_ = _Units(mark.min_offset).judge(file.pread((end - begin) * UNIT_SIZE, 0), begin)
-            if (kinds >= 0).any():
-                return f"file {name} was cut, and written on"
     if is_unclean and end > first:
         with ConsumeQueueReader.of_mark(disk, root, mark, file_size) as reader:
             last = reader.unit(end - 1)
@@ -235,12 +226,12 @@ def _before(disk: Disk, root: Path, mark: QueueMark, file_size: int, scope: Reco
 
 
 def _cut(
-    folder: Path, kept: QueueMark, mark: QueueMark, sizes: dict[int, int], file_size: int, scope: RecoveryScope
+    folder: Path, kept: QueueMark, mark: QueueMark, file_size: int, scope: RecoveryScope
 ) -> list[tuple[Path, int, int]]:
     # Also where nothing is taken back: a drain that was broken off may have left units behind it.
     begin = (kept.max_offset - 1) * UNIT_SIZE // file_size * file_size
     size = kept.max_offset * UNIT_SIZE - begin
     if kept.max_offset <= kept.first_offset or size >= file_size:
         return []
-    is_changed = scope.is_unclean or kept.max_offset < mark.max_offset or sizes[begin] < file_size
+    is_changed = scope.is_unclean or kept.max_offset < mark.max_offset
     return [(folder / file_name(begin), size, file_size)] if is_changed else []

@@ -7,14 +7,13 @@ bound to a file or a descriptor.
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, TopicTable
 from indexd.commitlog.decoder import decode_utf8
-from indexd.consumequeue.format import OFFSET_MAX, QueueMark, is_topic_name, queue_directory
+from indexd.consumequeue.format import OFFSET_MAX, QueueMark, is_topic_name
 from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, add_queues
 
 _QUEUES_FIRST = 64
@@ -28,10 +27,9 @@ FIRST, MIN, MIN_PHY, WRITTEN, BEGIN = range(5)
 class Queues:
     """All queues of a store, at most ``queues_max``; ``file_units`` are the units of one file."""
 
-    def __init__(self, root: Path, file_units: int, queues_max: int) -> None:
-        self.root, self.file_units, self.queues_max = root, file_units, queues_max
+    def __init__(self, file_units: int, queues_max: int) -> None:
+        self.file_units, self.queues_max = file_units, queues_max
         self.names: list[tuple[str, int]] = []
-        self.directories: list[Path] = []
         self.places = np.zeros((_QUEUES_FIRST, 5), dtype=np.int64)
         #: For the kernel: see there.
         self.state = np.zeros((_QUEUES_FIRST, 4), dtype=np.int64)
@@ -107,7 +105,6 @@ class Queues:
             self.table_slots = np.zeros(4 * len(self.keys), dtype=np.int32)
             add_queues(self.keys, 0, slot, self.table_keys, self.table_slots)
         self.names.append(name)
-        self.directories.append(queue_directory(self.root, *name))
         self.places[slot], self.state[slot] = places, state
         self.keys[slot] = self._number(name[0]) << 32 | (name[1] & _LOW_32)
         add_queues(self.keys, slot, slot + 1, self.table_keys, self.table_slots)

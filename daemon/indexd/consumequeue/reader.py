@@ -79,10 +79,6 @@ class ConsumeQueueReader:
         reader.close()
         return None
 
-    def file_offsets(self) -> range:
-        """The first unit of each file, oldest first."""
-        return range(self.first_offset, self.max_offset, self.file_units)
-
     def unit(self, offset: int) -> Unit:
         """The unit of a message's queue offset; CorruptDataError if nothing was written there."""
         return self._units(offset, 1)[0]

@@ -19,7 +19,7 @@ from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
 from indexd.consumequeue.check import check_queues, recover_queues
-from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueuesMark, file_name
+from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueuesMark, file_name, queue_directory
 from indexd.consumequeue.kernel import LEFT_OUT, MAX_PHY_OFFSET, MOVED_FROM, NEW_QUEUE, group_units, put_units
 from indexd.consumequeue.queues import FIRST, MIN, MIN_PHY, WRITTEN, Queues
 from indexd.consumequeue.reader import ConsumeQueueReader
@@ -86,7 +86,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
         super().__init__(disk, directory)
         self.file_size = file_size
         self._file_units = file_size // UNIT_SIZE
-        self._queues = Queues(directory, self._file_units, queues_max)
+        self._queues = Queues(self._file_units, queues_max)
         #: Takes what is written.
         self._files = QueueFiles(disk, directory, file_size, self.unsynced) if files is None else files
         # What the kernel collects, and the same sorted by queue, the bytes of the files.
@@ -101,7 +101,6 @@ class ConsumeQueueStore(Output[QueuesMark]):
         self._runs: list[tuple[int, int, int]] = []
         # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int] | None = None
-        self._unreported: list[str] = []
         self._limit: int | None = None
 
     @classmethod
@@ -129,11 +128,6 @@ class ConsumeQueueStore(Output[QueuesMark]):
     def begins(self) -> tuple[int, ...]:
         """Of each queue in the order of its mark, where its first message stands, as long as nothing has expired."""
         return tuple(self._queues.places[: len(self), MIN_PHY].tolist())
-
-    @property
-    def empty(self) -> QueuesMark:
-        """No queue."""
-        return QueuesMark(self.file_size)
 
     def built_with(self, held: QueuesMark) -> tuple[str, int, int]:
         """The size of a file."""
@@ -196,10 +190,9 @@ class ConsumeQueueStore(Output[QueuesMark]):
         that counts stands. Each queue keeps its last file, whatever is in it.
         """
         self.publish()
-        known = self._queues.places[: len(self)]
+        known, names = self._queues.places[: len(self)], list[str]()
         for slot in np.flatnonzero((known[:, MIN_PHY] < min_phy_offset) & (known[:, MIN] < known[:, WRITTEN])).tolist():
-            self._unreported += self._leave_out(self._expire_queue(slot, min_phy_offset))
-        names, self._unreported = self._unreported, []
+            names += self._leave_out(self._expire_queue(slot, min_phy_offset))
         return names
 
     def _expire_queue(self, slot: int, min_phy_offset: int) -> list[Path]:
@@ -218,7 +211,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
         # The last file stays, whatever is in it.
         first = min(minimum, end - 1) // self._file_units * self._file_units
         queues.places[slot, [FIRST, MIN, MIN_PHY]] = first, minimum, phy_offset
-        return [self._files.path(queues.directories[slot], at) for at in range(old, first, self._file_units)]
+        return self._paths(slot, old, first)
 
     def begin_anew(self) -> None:
         """The log from here on goes on behind messages that nobody has read and that have expired.
@@ -227,24 +220,20 @@ class ConsumeQueueStore(Output[QueuesMark]):
         lost ones. So all files expire, and each queue begins with its next message, as one that starts late.
         """
         queues = self._queues
-        for directory, (first, _, _, end, _) in zip(queues.directories, queues.places.tolist(), strict=False):
-            offsets = range(first, end, self._file_units)
-            self._unreported += self._leave_out(self._files.path(directory, at) for at in offsets)
-        self._queues = Queues(self.directory, self._file_units, queues.queues_max)
+        for slot, (first, _, _, end, _) in enumerate(queues.places[: len(queues)].tolist()):
+            self._leave_out(self._paths(slot, first, end))
+        self._queues = Queues(self._file_units, queues.queues_max)
         self._used[:] = 0
         self._runs.clear()
         self._interrupted = None
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def recover(self, held: QueuesMark | None, scope: RecoveryScope) -> OutputRecovery[QueuesMark]:
         """What is left of the queues; those that were left out for want of room begin now where there is some."""
         return recover_queues(self._disk, self.directory, held, self.file_size, scope, self._queues.queues_max)
 
-    def check(self, held: QueuesMark, scope: CheckScope) -> Findings:
+    def check(self, held: QueuesMark | None, scope: CheckScope) -> Findings:
         """Every unit of every queue; nothing else there."""
-        return check_queues(self._disk, self.directory, held, scope)
+        return check_queues(self._disk, self.directory, held or QueuesMark(self.file_size), scope)
 
     def parts(self, held: QueuesMark) -> list[tuple[tuple[str, int], QueuesMark]]:
         """Each queue."""
@@ -284,6 +273,13 @@ class ConsumeQueueStore(Output[QueuesMark]):
             "its topic has batch consume queues, which are not built": batch,
         }
 
+    def _directory(self, slot: int) -> Path:
+        return queue_directory(self.directory, *self._queues.names[slot])
+
+    def _paths(self, slot: int, first: int, end: int) -> list[Path]:
+        # The files of a queue from the one that begins with unit ``first`` on.
+        return [self._files.path(self._directory(slot), at) for at in range(first, end, self._file_units)]
+
     def _write_runs(self) -> None:
         while self._runs:
             slot, row, last = self._runs[-1]
@@ -298,7 +294,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
             self._runs[-1:] = [(slot, row + count, last)] if row + count < last else []
 
     def _write(self, slot: int, offset: int, units: NDArray[np.uint32]) -> None:
-        directory = self._queues.directories[slot]
+        directory = self._directory(slot)
         if self._expired and offset % self._file_units == 0:
             self._expired.pop(self._files.path(directory, offset), None)  # of the same name, and made anew
         self._files.write(directory, offset, units.data)

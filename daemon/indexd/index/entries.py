@@ -10,17 +10,27 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.index.check_kernel import CODES, FOUND, LAST_PHY_OFFSET, USED_SLOT_COUNT, check_entries
-from indexd.index.format import ENTRY_SIZE, FileMark, Flavour, IndexEntry, IndexHeader, IndexLayout, unpack_entry
+from indexd.index.format import (
+    ENTRY_SIZE,
+    HEADER_SIZE,
+    FileMark,
+    Flavour,
+    IndexEntry,
+    IndexHeader,
+    IndexLayout,
+    unpack_entry,
+)
+from indexd.output import clear_behind
 from indexd.storage.disk import DiskFile
 
 ENTRIES_PER_READ = 1 << 20
 _FOUND_MAX = 1000
-_CLEAR_SIZE = 4 << 20
 
 
 def read_entries(file: DiskFile, layout: IndexLayout, number: int, count: int) -> NDArray[np.uint32]:
@@ -109,13 +119,11 @@ def walk_entries(
     return WalkedEntries(number, slots, used, first, last, found[: int(state[FOUND])], counts, crc)
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(NamedTuple):
     """What holds of a file: its mark, cut to the entries that hold, and the slots that belong to them."""
 
     mark: FileMark
     slots: NDArray[np.uint32]
-    dropped_entries: int
 
 
 def replay_file(
@@ -137,33 +145,24 @@ def replay_file(
         if is_other or (is_whole and walked.last.phy_offset != header.end_phy_offset):
             walked = walk_entries(file, layout, replace(header, index_count=1), flavour, int, sound_only=True)
     kept = replace(header, used_slot_count=walked.used_slot_count, index_count=walked.number)
-    dropped = header.index_count - walked.number
-    is_full = mark.full and not dropped
-    return Replayed(
-        FileMark(mark.name, kept, is_full, 0, walked.crc, zlib.crc32(walked.slots.data)), walked.slots, dropped
-    )
+    is_full = mark.full and walked.number == header.index_count
+    return Replayed(FileMark(mark.name, kept, is_full, 0, walked.crc, zlib.crc32(walked.slots.data)), walked.slots)
 
 
 def write_back(file: DiskFile, replayed: Replayed, layout: IndexLayout) -> bool:
     """Make the file what ``replayed`` says, durably; True if header or slots had to be changed.
 
-    What lies behind the last entry of an open file is overwritten with zeros where it is not zero: the file never gets
-    shorter, so that neither a reader nor a crash ever meets half of one, and no space is given back that may not be had
-    again.
+    Behind the last entry of a file that is not full there are zeros then.
     """
-    header, is_full = replayed.mark.header, replayed.mark.full
-    changed = False
-    if IndexHeader.unpack(file.pread(40, 0)) != header:
+    header, changed = replayed.mark.header, False
+    if IndexHeader.unpack(file.pread(HEADER_SIZE, 0)) != header:
         file.pwrite(header.pack(), 0)
         changed = True
     if not np.array_equal(read_slots(file, layout), replayed.slots):
         file.pwrite(replayed.slots.view(np.uint8).data, layout.slot_position(0))
         changed = True
-    buffer = np.empty(_CLEAR_SIZE, dtype=np.uint8)
-    for begin in range(layout.entry_position(header.index_count), 0 if is_full else layout.file_size, _CLEAR_SIZE):
-        size = file.pread_into(buffer[: layout.file_size - begin].data, begin)
-        if buffer[:size].any():
-            file.pwrite(bytes(size), begin)
-    if changed or not is_full:
+    if not replayed.mark.full:
+        clear_behind(file, layout.entry_position(header.index_count))
+    if changed or not replayed.mark.full:
         file.fsync()
     return changed

@@ -25,7 +25,7 @@ from indexd.findings import Findings
 from indexd.index.check import check_index
 from indexd.index.check_kernel import CODES, check_entries
 from indexd.index.entries import read_slots
-from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout, inherited
+from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, FILE_FULL, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, count_right, put_batch
 from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.storage.disk import Disk, DiskFile
@@ -55,7 +55,6 @@ class IndexFile:
         self._buffered = 0
         # Of our own last write; None when there was one since it was looked at.
         self._mtime_ns: int | None = None
-        self._written_header: IndexHeader | None = None
         # Of the entries that are written, None when nobody knows it, and of the slots as the last flush left them.
         self._entries_crc: int | None = 0
         self._slots_crc: int | None = None
@@ -66,7 +65,9 @@ class IndexFile:
 
         The index count on disk stays 0 until the first put or flush (spec 3.1).
         """
-        header = inherited(previous)
+        end = previous or IndexHeader()
+        timestamp, phy_offset = max(end.end_timestamp, 0), max(end.end_phy_offset, 0)
+        header = IndexHeader(timestamp, timestamp, phy_offset, phy_offset)
         file = disk.open_write(path, create=True)
         try:
             file.allocate(layout.file_size)
@@ -107,13 +108,10 @@ class IndexFile:
     def publish(self) -> None:
         """Write what is new: entries, then the header, then the slot pages that changed."""
         self.write_entries()
-        header = self.header
-        if header.entries and header != self._written_header:
-            self._write(header.pack(), 0)
-            self._written_header = header
         pages = np.flatnonzero(self._pages)
         if len(pages) == 0:
             return
+        self._write(self.header.pack(), 0)
         breaks = np.flatnonzero(np.diff(pages) > 1)
         for first, last in zip(pages[np.r_[0, breaks + 1]], pages[np.r_[breaks, len(pages) - 1]], strict=True):
             begin, end = int(first) * _SLOTS_PER_PAGE, (int(last) + 1) * _SLOTS_PER_PAGE
@@ -157,7 +155,7 @@ class IndexService(Output[tuple[FileMark, ...]]):
     """The key index: of all its files only the last is open. New files are named by ``names``, else by ``clock``."""
 
     name, label, folder = "index", "key", "index"
-    clock = staticmethod(time.time)
+    clock: Callable[[], float] = staticmethod(time.time)
 
     def __init__(
         self,
@@ -165,17 +163,14 @@ class IndexService(Output[tuple[FileMark, ...]]):
         directory: Path,
         layout: IndexLayout,
         flavour: Flavour,
-        clock: Callable[[], float] | None = None,
         names: Iterator[str] | None = None,
     ) -> None:
         super().__init__(disk, directory)
         self.layout = layout
         self.flavour = flavour
-        self._clock = clock or self.clock
         self._names = names
         self._full: list[FileMark] = []
         self._open: IndexFile | None = None
-        self._last_name: str | None = None
         # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int, int] | None = None
         #: Since it was opened.
@@ -198,11 +193,6 @@ class IndexService(Output[tuple[FileMark, ...]]):
         count_right(columns.phy_offset, columns.store_timestamp, *keys, 0, entries, np.ones(1, np.int32), 0, 0)
         check_entries(entries[:0], 1, slots, False, 2, 0, 0, numbers[:3], numbers, np.empty((1, 4), np.int64))
 
-    @property
-    def empty(self) -> tuple[FileMark, ...]:
-        """No file."""
-        return ()
-
     def built_with(self, _: tuple[FileMark, ...]) -> tuple[str, int, int]:
         """Nothing: the frontier itself has the layout."""
         return "index_num", self.layout.index_num, self.layout.index_num
@@ -210,7 +200,6 @@ class IndexService(Output[tuple[FileMark, ...]]):
     def load(self, held: tuple[FileMark, ...]) -> None:
         """Take over files that are known to be as the marks say: after a clean stop, or after recovery."""
         for mark in held:
-            self._last_name = mark.name
             if mark.full:
                 self._full.append(mark)
             else:
@@ -283,9 +272,9 @@ class IndexService(Output[tuple[FileMark, ...]]):
         """As it is: what of it holds is decided first of all (``recovery.index``), and where all else is to stand."""
         return OutputRecovery(held or ())
 
-    def check(self, held: tuple[FileMark, ...], scope: CheckScope) -> Findings:
+    def check(self, held: tuple[FileMark, ...] | None, scope: CheckScope) -> Findings:
         """Every file's header, entries and slots; nothing else there."""
-        return check_index(self._disk, self.directory, held, self.layout, self.flavour, scope)
+        return check_index(self._disk, self.directory, held or (), self.layout, self.flavour, scope)
 
     def parts(self, held: tuple[FileMark, ...]) -> list[tuple[str, tuple[FileMark, ...]]]:
         """Each file."""
@@ -310,10 +299,9 @@ class IndexService(Output[tuple[FileMark, ...]]):
         }
 
     def _create_file(self) -> IndexFile:
-        previous = self._full[-1].header if self._full else None
-        name = next(self._names) if self._names is not None else next_index_name(self._clock(), self._last_name)
+        last, previous = (self._full[-1].name, self._full[-1].header) if self._full else (None, None)
+        name = next_index_name(self.clock(), last) if self._names is None else next(self._names)
         file = IndexFile.create(self._disk, self.directory / name, self.layout, previous)
-        self._last_name = name
         self.unsynced.add(file.path)
         self.unsynced.add_directory(self.directory)
         return file

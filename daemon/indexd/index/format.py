@@ -33,8 +33,10 @@ SLOT_SIZE = 4
 ENTRY_SIZE = 20
 
 _HEADER = struct.Struct(">qqqqii")
-_SLOT = struct.Struct(">i")
-_ENTRY = struct.Struct(">iqii")
+#: The entry number in a slot.
+SLOT = struct.Struct(">i")
+#: Key hash, physical offset, time difference, previous entry.
+ENTRY = struct.Struct(">iqii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,6 @@ class IndexHeader:
         return self.index_count - 1
 
 
-def inherited(previous: IndexHeader | None) -> IndexHeader:
-    """The header of an empty file behind one that ends as ``previous`` does (spec 3.5)."""
-    if previous is None:
-        return IndexHeader()
-    timestamp, phy_offset = max(previous.end_timestamp, 0), max(previous.end_phy_offset, 0)
-    return IndexHeader(timestamp, timestamp, phy_offset, phy_offset)
-
-
 @dataclass(frozen=True, slots=True)
 class FileMark:
     """One index file at one moment: entries below ``header.index_count`` are written; ``full`` files are final.
@@ -175,19 +169,9 @@ class IndexEntry:
     prev_index: int
 
 
-def unpack_slot(data: bytes) -> int:
-    """The entry number in a slot."""
-    return int(_SLOT.unpack(data)[0])
-
-
-def unpack_fields(data: bytes, position: int) -> tuple[int, int, int, int]:
-    """(key hash, physical offset, time difference, previous entry) of the entry at a byte position of ``data``."""
-    return _ENTRY.unpack_from(data, position)
-
-
 def unpack_entry(data: bytes) -> IndexEntry:
     """One entry of 20 bytes."""
-    return IndexEntry(*_ENTRY.unpack(data))
+    return IndexEntry(*ENTRY.unpack(data))
 
 
 INDEX_TYPES = ("K", "U", "T")

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from indexd.errors import CorruptDataError
 from indexd.index.format import (
+    ENTRY,
     ENTRY_SIZE,
     HEADER_SIZE,
+    SLOT,
     SLOT_SIZE,
     IndexHeader,
     IndexLayout,
-    unpack_fields,
-    unpack_slot,
 )
 from indexd.storage.disk import DiskFile
 
@@ -48,7 +48,7 @@ class IndexFileReader:
 
     def slot(self, number: int) -> int:
         """The newest entry of a slot, 0 = none."""
-        return unpack_slot(self.file.pread(SLOT_SIZE, self.layout.slot_position(number)))
+        return int(SLOT.unpack(self.file.pread(SLOT_SIZE, self.layout.slot_position(number)))[0])
 
     def select_phy_offset(
         self,
@@ -82,7 +82,7 @@ class IndexFileReader:
             if not is_read:
                 first, last = max(number - wanted + 1, 0), number
                 data = self._entries(first, last)
-            entry_hash, phy_offset, time_diff, previous = unpack_fields(data, (number - first) * ENTRY_SIZE)
+            entry_hash, phy_offset, time_diff, previous = ENTRY.unpack_from(data, (number - first) * ENTRY_SIZE)
             if time_diff < 0:
                 break
             time = base + time_diff * 1000

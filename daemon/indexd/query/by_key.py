@@ -18,12 +18,12 @@ from indexd.commitlog.format import FLAG_TRANSACTION_MASK
 from indexd.commitlog.lookup import TimeUpError
 from indexd.errors import CorruptDataError, UsageError
 from indexd.index.format import (
+    ENTRY,
     ENTRY_SIZE,
     FileMark,
     Flavour,
     IndexHeader,
     index_key_hash,
-    unpack_fields,
 )
 from indexd.index.reader import IndexFileReader
 from indexd.query.by_queue_and_time import time_bound
@@ -156,7 +156,7 @@ def chain(
             count = min(max(4 * count, _NEAR), _ENTRIES_PER_READ) if above - number < _NEAR else 1
             first = max(number - count + 1, 0)
             data = file.file.pread((number - first + 1) * ENTRY_SIZE, file.layout.entry_position(first))
-        entry_hash, phy_offset, time_diff, previous = unpack_fields(data, (number - first) * ENTRY_SIZE)
+        entry_hash, phy_offset, time_diff, previous = ENTRY.unpack_from(data, (number - first) * ENTRY_SIZE)
         is_wanted = phy_offset < before and may_match(number, time_diff, least, largest)
         if is_wanted or is_read:
             yield phy_offset, is_wanted and entry_hash == key_hash
@@ -178,7 +178,7 @@ def scan(file: IndexFileReader, key_hash: int, wanted: ChainFilter, mark: FileMa
         # Most pieces have no such entry; the hashes of others are taken in the machine's byte order.
         hashes = memoryview(data).cast("i")[:: ENTRY_SIZE // 4].tolist() if stored in data else []
         for number in reversed([number for number, found in enumerate(hashes) if found == looked_for]):
-            _, phy_offset, time_diff, _ = unpack_fields(data, number * ENTRY_SIZE)
+            _, phy_offset, time_diff, _ = ENTRY.unpack_from(data, number * ENTRY_SIZE)
             yield phy_offset, phy_offset < wanted.before and may_match(first + number, time_diff, least, largest)
         end = first
 

@@ -58,10 +58,8 @@ from indexd.sparse.format import (
     NO_TIMESTAMP,
     OFFSET_ENTRY,
     TIME_ENTRY,
-    TIME_ENTRY_SIZE,
     SegmentMark,
     index_name,
-    search,
     time_index_name,
 )
 from indexd.storage.disk import DiskFile
@@ -378,7 +376,7 @@ def _search(
 
 
 def _choose_file(queue: ConsumeQueueReader, time: Callable[[int], int], timestamp: int, is_lower: bool) -> int | None:
-    files = queue.file_offsets()
+    files = range(queue.first_offset, queue.max_offset, queue.file_units)
     if is_lower:
         older = files[:-1]
         first = next((start for start in older if _known(time(start + queue.file_units - 1)) >= timestamp), None)
@@ -490,9 +488,7 @@ def _older_until(
         disk.open_read(files.sparse / index_name(mark.base)) as offsets,
         disk.open_read(files.sparse / time_index_name(mark.base)) as times,
     ):
-        slot = search(
-            lambda slot: _entry(times, TIME_ENTRY, slot)[0], mark.time_entries, TIME_ENTRY_SIZE, timestamp - 1
-        )
+        slot = bisect_left(range(mark.time_entries), timestamp, key=lambda at: _entry(times, TIME_ENTRY, at)[0]) - 1
         if slot < 0:
             return 0, NO_TIMESTAMP
         largest, ordinal = _entry(times, TIME_ENTRY, slot)

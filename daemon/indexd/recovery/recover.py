@@ -231,7 +231,7 @@ class IndexRecovery:
             with self._disk.open_write(self._directory / mark.name) as file:
                 replayed = replay_file(file, mark, self._layout, self._flavour)
                 sound.append(replayed.mark)
-                if replayed.dropped_entries:
+                if replayed.mark.header.entries < mark.header.entries:
                     entry = replayed.mark.header.index_count
                     self._recovered.reasons.append(f"index file {mark.name}: entry {entry} is not what its chain says")
                     break

@@ -1,8 +1,7 @@
 """Sparse indexes: Kafka's OffsetIndex and TimeIndex, one pair per commitlog segment (spec kafka-index).
 
-``format``        the bytes of both files, their names, the mark of what holds
-``sparse_index``  SparseIndex, an OffsetIndex or TimeIndex: entries read from a file, Kafka's sanity check
-``kernel``        which messages get entries; compiled
-``service``       SparseService: builds, seals and expires pairs
-``check``         the pairs held against what the frontier says of them; what is kept after a crash or a cut
+``format``   the bytes of both files, their names, the mark of what holds
+``kernel``   which messages get entries; compiled
+``service``  SparseService: builds, seals and expires pairs
+``check``    the pairs held against what the frontier says of them; what is kept after a crash or a cut
 """

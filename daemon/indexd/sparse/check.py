@@ -7,7 +7,6 @@ so is everything behind it. Both only read, a window at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +15,21 @@ from numpy.typing import NDArray
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
-from indexd.output import CheckScope, OutputRecovery, RecoveryScope, find_nonzero
+from indexd.output import CheckScope, Condition, OutputRecovery, RecoveryScope, find_nonzero
 from indexd.sparse.format import (
+    INT32_MAX,
     NO_TIMESTAMP,
-    TIME_ENTRY_SIZE,
-    ActiveMark,
     SegmentMark,
     SparseMark,
     growing_sizes,
     own_base,
 )
-from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE, unpack_entries
-from indexd.storage.disk import Disk, DiskFile
+from indexd.sparse.kernel import ENTRY_TYPES, unpack_entries
+from indexd.storage.disk import Disk
 
 ENTRIES_PER_READ = 1 << 16
-_ENTRY_TYPES = OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE
+# So many of a file's newest entries recovery looks at.
+_NEWEST = 2
 # A segment's first message has no offset entry, but may have a time entry; a timestamp below 0 never has.
 _NOTHING = np.array([[(0, 0)], [(NO_TIMESTAMP, -1)]], dtype=np.int64)
 
@@ -39,23 +38,7 @@ def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMar
     """Everything of the files that does not hold."""
     findings = Findings()
     for segment in mark.segments:
-        active = mark.active if segment is mark.segments[-1] else None
-        for is_time, (name, size) in enumerate(segment.files):
-            with MissingOk(), disk.open_read(directory / name) as file:
-                there = file.size()
-                if there < size or (there > size and active is None):
-                    text = f"{there} bytes, but the entries take {size}"
-                    findings.add(f"sparse/{name}", min(there, size), "file-size", text)
-                last = _check_entries(file, size, is_time, segment, segment_size, mark.interval, scope, findings)
-                if is_time and active is not None and there >= size and last != active.last_timestamp:
-                    text = f"the last entry's timestamp is {last}, not {active.last_timestamp} as the frontier says"
-                    findings.add(f"sparse/{name}", max(size - TIME_ENTRY_SIZE, 0), "segment-end", text)
-                first, count = find_nonzero(file, size, there) if scope.is_at_rest and active is not None else (0, 0)
-                if count:
-                    text = f"{count} bytes behind the last entry are not zero"
-                    findings.add(f"sparse/{name}", first, "behind-last-entry", text)
-                continue
-            findings.add(f"sparse/{name}", 0, "file-missing", "the frontier names it, but it is not there")
+        _check_pair(disk, directory, segment_size, mark, segment, scope, findings)
     named = {segment.base for segment in mark.segments}
     for other, _ in disk.list_dir(directory) if scope.is_complete and disk.exists(directory) else ():
         base = own_base(other)
@@ -73,10 +56,10 @@ def recover_sparse(
     ends goes, with all behind it: at most one segment of log is read again for that.
     """
     mark, believed = held or SparseMark(interval), max(scope.believed, scope.log_begin)
-    sizes = dict(disk.list_dir(directory)) if disk.exists(directory) else {}
     end = mark.phy_offset if mark.phy_offset <= believed else believed - believed % segment_size
     kept: list[SegmentMark] = []
-    active, fault = None, None
+    active, found = None, Findings()
+    newest = CheckScope(Condition.CUT_SHORT, is_complete=False, on_bytes=lambda _: None)
     for segment in mark.segments:
         if segment.base + segment_size <= scope.log_begin:
             continue
@@ -86,82 +69,70 @@ def recover_sparse(
         growing = mark.active if is_last else None
         # A sealed last one was closed for a message that the disk then refused; the log may have been cut since.
         is_cut = is_last and growing is None and end < segment.base + segment_size
-        fault = None if is_cut else _fault(disk, directory, mark, segment, growing, sizes, segment_size)
-        if is_cut or fault:
+        if not is_cut:
+            _check_pair(disk, directory, segment_size, mark, segment, newest, found, entries=_NEWEST)
+        if is_cut or found:
             end = segment.base
             break
         kept.append(segment)
         active = growing
     named = {name for segment in kept for name, _ in segment.files}
+    there = disk.list_dir(directory) if disk.exists(directory) else []
     is_lost = held is None or end < mark.phy_offset or scope.believed < scope.phy_offset
     refill_from = max(end, scope.log_begin)
-    cut, lengths = [], growing_sizes(segment_size, mark.interval)
-    for (name, size), length in zip(kept[-1].files, lengths, strict=True) if active is not None else ():
-        # Written after the mark, and torn perhaps; or an earlier recovery was broken off before its length came back.
-        with disk.open_read(directory / name) as file:
-            if sizes[name] != length or find_nonzero(file, size, sizes[name])[1]:
-                cut.append((directory / name, size, length))
+    # What grows may have been written on, and trimmed, after the mark.
+    growing_files = kept[-1].files if active is not None and scope.is_unclean else ()
+    lengths = growing_sizes(segment_size, mark.interval)
     return OutputRecovery(
         SparseMark(mark.interval, end, tuple(kept), active),
         refill_from if is_lost and refill_from < scope.phy_offset else None,
-        delete=tuple(directory / name for name in sizes if own_base(name) is not None and name not in named),
-        cut=tuple(cut),
-        reasons=(fault,) if fault else (),
+        delete=tuple(directory / name for name, _ in there if own_base(name) is not None and name not in named),
+        cut=tuple(
+            (directory / name, size, length) for (name, size), length in zip(growing_files, lengths, strict=False)
+        ),
+        reasons=tuple(f"{finding.file}: {finding.text}" for finding in found.kept[:1]),
     )
 
 
-def _fault(
+def _check_pair(
     disk: Disk,
     directory: Path,
+    segment_size: int,
     mark: SparseMark,
     segment: SegmentMark,
-    active: ActiveMark | None,
-    sizes: Mapping[str, int],
-    segment_size: int,
-) -> str | None:
-    # Why the segment's files are not what its mark says, as far as sizes and the last two entries of each tell.
-    for is_time, (name, size) in enumerate(segment.files):
-        there = sizes.get(name)
-        if there is None:
-            return f"{name} is missing"
-        if there < size or (there > size and active is None):
-            return f"{name} has {there} bytes, not {size}"
-        entry = _ENTRY_TYPES[is_time]
-        begin = max(size - 2 * entry.itemsize, 0)
-        with disk.open_read(directory / name) as file:
-            rows = np.concatenate([_NOTHING[is_time], unpack_entries(file.pread(size - begin, begin), entry)])[-2:]
-        if any(wrong.any() for _, _, wrong in _rules(rows, is_time, segment, segment_size, mark.interval)):
-            return f"{name} ends with {rows[-1].tolist()}, which cannot be"
-        if is_time and active is not None and rows[-1][0] != active.last_timestamp:
-            return f"{name} ends with timestamp {rows[-1][0]}, not {active.last_timestamp}"
-    return None
-
-
-def _check_entries(
-    file: DiskFile,
-    size: int,
-    is_time: int,
-    segment: SegmentMark,
-    segment_size: int,
-    interval: int,
     scope: CheckScope,
     findings: Findings,
-) -> int:
-    # Returns the first number of the last entry, or of what stands for it.
-    before, entry, name = _NOTHING[is_time], _ENTRY_TYPES[is_time], f"sparse/{file.path.name}"
-    width = entry.itemsize
-    for position in range(0, size, ENTRIES_PER_READ * width):
-        data = file.pread(min(size - position, ENTRIES_PER_READ * width), position)
-        scope.on_bytes(len(data))
-        rows = np.concatenate([before, unpack_entries(data, entry)])
-        for what, at, wrong in _rules(rows, is_time, segment, segment_size, interval):
-            found = np.flatnonzero(wrong)
-            for row in found[:KEPT_MAX].tolist():
-                text = f"entry {position // width + row}: {rows[row + 1].tolist()} behind {rows[row].tolist()}"
-                findings.add(name, position + row * width + at, what, text)
-            findings.count(what, max(len(found) - KEPT_MAX, 0))
-        before = rows[-1:]
-    return int(before[0, 0])
+    *,
+    entries: int = INT32_MAX,
+) -> None:
+    # What of a segment's files does not hold, as far as they tell by themselves; at most so many of the newest entries.
+    active = mark.active if segment is mark.segments[-1] else None
+    for is_time, (name, size) in enumerate(segment.files):
+        last, entry, file_name = _NOTHING[is_time], ENTRY_TYPES[is_time], f"sparse/{name}"
+        width = entry.itemsize
+        with MissingOk(), disk.open_read(directory / name) as file:
+            there = file.size()
+            if there < size or (there > size and active is None):
+                findings.add(file_name, min(there, size), "file-size", f"{there} bytes, but the entries take {size}")
+            for position in range(max(size - entries * width, 0), size, ENTRIES_PER_READ * width):
+                data = file.pread(min(size - position, ENTRIES_PER_READ * width), position)
+                scope.on_bytes(len(data))
+                rows = np.concatenate([last, unpack_entries(data, entry)])
+                for what, at, wrong in _rules(rows, is_time, segment, segment_size, mark.interval):
+                    found = np.flatnonzero(wrong)
+                    for row in found[:KEPT_MAX].tolist():
+                        text = f"entry {position // width + row}: {rows[row + 1].tolist()} behind {rows[row].tolist()}"
+                        findings.add(file_name, position + row * width + at, what, text)
+                    findings.count(what, max(len(found) - KEPT_MAX, 0))
+                last = rows[-1:]
+            if is_time and active is not None and there >= size and last[0, 0] != active.last_timestamp:
+                text = f"the last entry's timestamp is {last[0, 0]}, not {active.last_timestamp} as the frontier says"
+                findings.add(file_name, max(size - width, 0), "segment-end", text)
+            first, count = find_nonzero(file, size, there) if scope.is_at_rest and active is not None else (0, 0)
+            if count:
+                findings.add(file_name, first, "behind-last-entry", f"{count} bytes behind the last entry are not zero")
+            continue
+        findings.add(file_name, 0, "file-missing", "the frontier names it, but it is not there")
 
 
 def _rules(

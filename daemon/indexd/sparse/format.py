@@ -15,21 +15,16 @@ its ordinal in the segment. An entry of zeros is an unused slot: a segment's fir
 Written by SparseService alone, by pwrite, in order; a growing file is longer than its entries (zeros), that of a sealed
 segment ends with the last one. Read by queries of any process, and by Kafka's own classes. A crash can leave anything
 behind the entries that a durable mark counts, and files that no mark names.
-
-Where in an index: Kafka's search, binary but for the newest 8 KiB first (spec kafka-index 5), and the end of use.
-
-On entries in order it finds what any binary search finds. On others (a tail of zeros, a wrong middle) the result
-depends on which slots are looked at, so the steps are exactly Kafka's.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from indexd.commitlog.format import FRAME_SIZE_MIN
+from indexd.storage.disk import DiskFile
 
 OFFSET_ENTRY_SIZE = 8
 TIME_ENTRY_SIZE = 12
@@ -121,14 +116,12 @@ class SparseMark(NamedTuple):
         return cls(interval, phy_offset, segments, active)
 
 
-def slots(segment_size: int, interval: int) -> int:
-    """So many offset entries a segment comes to at most: one in every ``interval`` + 1 bytes or frame."""
-    return segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
-
-
 def growing_sizes(segment_size: int, interval: int) -> tuple[int, int]:
-    """Bytes of the two files while they grow: Kafka keeps a slot of a TimeIndex, the roll takes one."""
-    count = slots(segment_size, interval)
+    """Bytes of the two files while they grow: an entry in every ``interval`` + 1 bytes or frame.
+
+    Kafka keeps a slot of a TimeIndex, and the roll takes one.
+    """
+    count = segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
     return count * OFFSET_ENTRY_SIZE, (count + 2) * TIME_ENTRY_SIZE
 
 
@@ -140,14 +133,6 @@ def index_name(base: int) -> str:
 def time_index_name(base: int) -> str:
     """The name of a segment's TimeIndex."""
     return f"{base:020d}{TIME_SUFFIX}"
-
-
-def base_of_name(name: str) -> int:
-    """The base in a name: the text before its first dot as a signed 64-bit number, whatever follows; or ValueError."""
-    found = re.match(r"[-+]?[0-9]+(?=\.|$)", name)
-    if found is None or not -INT64_MAX - 1 <= int(found[0]) <= INT64_MAX:
-        raise ValueError(f"{name!r} does not begin with a number of 64 bits")
-    return int(found[0])
 
 
 def own_base(name: str) -> int | None:
@@ -162,27 +147,15 @@ def _numbers(row: Any, count: int) -> list[int]:
     return list(row)
 
 
-#: Bytes at the end that are searched first: what nearly every lookup asks for, and what therefore stays in the memory.
-WARM_SIZE = 8192
-
-
-def search(key: Callable[[int], int], entries: int, entry_size: int, target: int) -> int:
-    """The slot of the largest key at most ``target``, -1 for none; ``key`` by slot."""
-    low, high = 0, entries - 1
-    hot = max(0, high - WARM_SIZE // entry_size)
-    if entries > 0 and key(hot) < target:
-        low = hot
-    elif entries == 0 or key(0) > target:
-        return -1
-    else:
-        high = hot
-    while low < high:
-        middle = (low + high + 1) // 2
-        found = key(middle)
-        if found == target:
-            return middle
-        if found > target:
-            high = middle - 1
-        else:
-            low = middle
-    return low
+def sanity_problem(file: DiskFile, base: int, entries: int, packed: struct.Struct) -> str | None:
+    """What Kafka's sanity check has against a file with so many entries (spec 7): its last entry, its length."""
+    slots = (0, entries - 1) if entries else ()
+    rows = [packed.unpack(file.pread(packed.size, slot * packed.size)) for slot in slots]
+    offset = rows[-1][packed is TIME_ENTRY] if rows else 0
+    if packed is TIME_ENTRY and rows and rows[-1][0] < rows[0][0]:
+        return f"its last timestamp {rows[-1][0]} is below the first"
+    if offset < 0:
+        return f"its last offset {base + offset} is below its base {base}"
+    if file.size() % packed.size:
+        return f"its {file.size()} bytes are no multiple of {packed.size}"
+    return None

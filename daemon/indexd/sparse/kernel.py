@@ -17,6 +17,7 @@ _, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP, MESSAGES = range(5)
 #: Entries as they lie in the files; offsets relative.
 OFFSET_ENTRY_TYPE = np.dtype([("offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY_TYPE = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+ENTRY_TYPES = OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)

@@ -21,17 +21,14 @@ from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, Recove
 from indexd.sparse.check import check_sparse, recover_sparse
 from indexd.sparse.format import (
     OFFSET_ENTRY_SIZE,
-    TIME_ENTRY_SIZE,
     ActiveMark,
     SegmentMark,
     SparseMark,
     growing_sizes,
-    slots,
 )
 from indexd.sparse.kernel import (
+    ENTRY_TYPES,
     MESSAGES,
-    OFFSET_ENTRY_TYPE,
-    TIME_ENTRY_TYPE,
     final_time_entry,
     pack_entries,
     segment_entries,
@@ -40,7 +37,6 @@ from indexd.storage.disk import Disk
 
 # Entries of either kind that are collected before they are written: 64 KiB of them.
 ENTRIES_PER_WRITE = 8192
-_ENTRY_SIZES = OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 _NEW = ActiveMark(0, -1, 0, -1)
 
 
@@ -78,7 +74,7 @@ class GrowingSegment:
 
     def write(self, write: Callable[[int, int, bytes], None]) -> None:
         """Give ``write`` the kind, byte position and bytes of what is collected; where it raises, that still is."""
-        for kind, entry in enumerate((OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE)):
+        for kind, entry in enumerate(ENTRY_TYPES):
             if self._counts[kind]:
                 data = pack_entries(self._pending[kind, : self._counts[kind]], entry)
                 write(kind, self._written[kind] * entry.itemsize, data)
@@ -129,11 +125,6 @@ class SparseService(Output[SparseMark]):
         """Have the rule compiled, or loaded from where it is kept."""
         GrowingSegment(SegmentMark(0, 0, 0, 0), 1, 0).put(make_columns(1, 1), 0, 0)
 
-    @property
-    def empty(self) -> SparseMark:
-        """No segment."""
-        return SparseMark(self.interval)
-
     def built_with(self, held: SparseMark) -> tuple[str, int, int]:
         """The distance of two offset entries."""
         return "sparse_interval", held.interval, self.interval
@@ -169,7 +160,7 @@ class SparseService(Output[SparseMark]):
             self.unsynced.add(paths[kind])
             with self._disk.open_write(paths[kind]) as file:
                 file.pwrite(data, position)
-            self.entries += len(data) // _ENTRY_SIZES[kind]
+            self.entries += len(data) // ENTRY_TYPES[kind].itemsize
 
         growing.write(write)
 
@@ -205,9 +196,9 @@ class SparseService(Output[SparseMark]):
         """What is left of the pairs; a segment whose files do not hold is built again, and all behind it."""
         return recover_sparse(self._disk, self.directory, self.segment_size, held, self.interval, scope)
 
-    def check(self, held: SparseMark, scope: CheckScope) -> Findings:
+    def check(self, held: SparseMark | None, scope: CheckScope) -> Findings:
         """Every entry of every pair; nothing else there."""
-        return check_sparse(self._disk, self.directory, self.segment_size, held, scope)
+        return check_sparse(self._disk, self.directory, self.segment_size, held or SparseMark(self.interval), scope)
 
     def parts(self, held: SparseMark) -> list[tuple[int, SparseMark]]:
         """Each sealed segment."""
@@ -215,21 +206,17 @@ class SparseService(Output[SparseMark]):
 
     def totals(self, held: SparseMark) -> Row:
         """Entries of both kinds; the growing segment fills."""
-        newest = held.segments[-1].offset_entries if held.segments else 0
+        newest = held.segments[-1].offset_entries * OFFSET_ENTRY_SIZE if held.segments else 0
         return {
             "files": 2 * len(held.segments),
             "entries": sum(segment.offset_entries + segment.time_entries for segment in held.segments),
             "bytes": sum(size for segment in held.segments for _, size in segment.files),
-            "fillRatio": ratio(newest, slots(self.segment_size, self.interval)),
+            "fillRatio": ratio(newest, growing_sizes(self.segment_size, self.interval)[0]),
         }
 
     def figures(self) -> Row:
         """Since it was opened."""
         return {"sparseEntries": self.entries}
-
-    def close(self) -> None:
-        """Nothing is open."""
-        self._growing = None
 
     def _segment_of(self, phy_offset: int) -> GrowingSegment:
         base = phy_offset - phy_offset % self.segment_size

@@ -212,7 +212,7 @@ def _check_outputs(
         if len(found) == 0 or left == 0:
             break
         if state.owner is not None:
-            # Recovery cuts a file and gives it its size again; a checkpoint is replaced just before its frontier.
+            # A checkpoint is replaced just before its frontier.
             time.sleep(_PAUSE)
         now = look(disk, files)
         if now == state and not state.is_opening:
@@ -236,7 +236,7 @@ def _check_once(
         found.add("checkpoint", 0, "checkpoint", problem)
     scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest)
     for output in outputs:
-        found.merge(output.check(frontier.outputs.get(output.name, output.empty), scope))
+        found.merge(output.check(frontier.outputs.get(output.name), scope))
     return found
 
 
