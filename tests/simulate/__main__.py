@@ -1,6 +1,6 @@
 """``scripts/simulate``: random worlds, one a seed, until the time or the seeds are over; see ``--help``.
 
-With ``--mutants`` so many logs and data directories are damaged instead, and every intact message is asked for.
+With ``--mutants`` so many logs are damaged instead, and every intact message is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import traceback
 from collections import Counter
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from indexd.cli.output import typed
 from indexd.config.compiled import prepare_compiler
@@ -38,13 +37,13 @@ def main() -> int:
     first = args.seed if args.seed is not None else random.randrange(1 << 32)
     most = args.mutants or (1 if args.seed is not None else args.seeds)
     deadline, flags = time.monotonic() + args.seconds, " --mutants 1" if args.mutants else ""
-    flags += (" --rewrites" if args.rewrites else "") + (f" --faults '{args.faults}'" if args.faults else "")
+    flags += " --rewrites" if args.rewrites else ""
     for seed in count(first) if most is None else range(first, first + most):
         if most is None and time.monotonic() > deadline:
             break
         with tempfile.TemporaryDirectory(prefix="simulate-", ignore_cleanup_errors=True) as name:
-            given: dict[str, Any] = {"rewrites": args.rewrites, "faults": args.faults}
-            run = MutantRun(Path(name), seed) if args.mutants else RandomRun(Path(name), seed, **given)
+            root = Path(name)
+            run = MutantRun(root, seed) if args.mutants else RandomRun(root, seed, rewrites=args.rewrites)
             try:
                 run.go()
             except Exception as error:  # noqa: BLE001 - whatever comes out of a run is what is looked for
@@ -68,8 +67,7 @@ def _arguments() -> argparse.Namespace:
     much.add_argument("--seconds", type=typed(float, 0.001, 1e9), default=60.0, help="run for so long (60)")
     much.add_argument("--seeds", type=typed(int, 1), help="run so many seeds")
     much.add_argument("--seed", type=int, help="replay one and say all that happens in it; of mutants the first")
-    parser.add_argument("--mutants", type=typed(int, 1), metavar="N", help="damage N logs and data directories")
-    parser.add_argument("--faults", default="", help="a fault map for each run, beside the random ones (sim_disk.py)")
+    parser.add_argument("--mutants", type=typed(int, 1), metavar="N", help="damage N logs")
     parser.add_argument("--rewrites", action="store_true", help="the broker also loses and rewrites the end of its log")
     return parser.parse_args()
 

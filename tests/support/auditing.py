@@ -82,10 +82,7 @@ def index_log(config: Config, flavour: str = "5.4", *, begin: int = 0, name: int
     reader = LogReader(Disk(), config.store.commit_log_directories, rules, once(reader_options(config)))
     reader.refresh()
     reader.position = max(begin, reader.log.min_offset or 0)
-    clock = itertools.count(name)
-    service = IndexService(Disk(), folder, layout, kind)
-    service.clock = lambda: 0.0
-    service._last_name = str(next(clock))  # names that only grow
+    service = IndexService(Disk(), folder, layout, kind, names=map(str, itertools.count(name + 1)))
     try:
         for item in WholeLog(reader):
             service.build(item)  # type: ignore[arg-type]  # nothing is skipped

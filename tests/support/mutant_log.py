@@ -7,69 +7,17 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from indexd.index.format import IndexLayout
 from support.commitlog_writer import FrameSpec
 from support.naive import NaiveMessage, naive_check
 from support.reading import patch
 from support.sim_checks import UnsyncedWriter
 from support.small_log import BASE_TIME, messages
-
-#: What is said of bytes that were overwritten, the file's size and name the same: only a whole reading sees them all.
-IN_PLACE = "in place: "
-
-
-def damage_data(data: Path, layout: IndexLayout, rand: random.Random) -> str:
-    """Damage it; what was done, in words, which begin with ``IN_PLACE`` where sizes and names stay."""
-    files = sorted(path for path in data.rglob("*") if path.is_file() and path.name != "lock")
-    group = rand.choice(["index", "index", "consumequeue", "sparse", "records"])
-    own = [path for path in files if (path.parent == data if group == "records" else data / group in path.parents)]
-    path = rand.choice(own or files)
-    name, content = path.relative_to(data), path.read_bytes()
-    kind = rand.choice(["bit"] * 6 + ["remove", "cut", "grow", "zero", "copy", "swap", "strange"])
-    if kind == "bit":
-        return _flip(path, data, layout, rand)
-    if kind == "copy":  # another of the same kind, made later
-        number = "".join(c for c in path.name if c.isdigit())
-        other = path.with_name(path.name.replace(number, f"{int(number) + 1:0{len(number)}d}") if number else "more")
-        shutil.copyfile(path, other)
-        return f"a copy of {name} as {other.name}"
-    if kind == "swap":
-        other = rand.choice([one for one in own if one.suffix == path.suffix] or [path])
-        path.write_bytes(theirs := other.read_bytes())
-        other.write_bytes(content)
-        is_in_place = len(content) == len(theirs)
-        return f"{IN_PLACE if is_in_place else ''}{name} and {other.relative_to(data)} the other way round"
-    if kind == "strange":
-        path.with_name(rand.choice(["strange", "1", path.name + ".tmp"])).write_bytes(rand.randbytes(40))
-    elif kind == "remove":
-        path.unlink()
-    else:
-        cut, grown = rand.randrange(max(len(content), 1)), rand.choice([1, 20, 4096])
-        path.write_bytes({"cut": content[:cut], "grow": content + bytes(grown), "zero": bytes(len(content))}[kind])
-    return f"{IN_PLACE if kind == 'zero' else ''}{kind}: {name}"
-
-
-def _flip(path: Path, data: Path, layout: IndexLayout, rand: random.Random) -> str:
-    content, where = path.read_bytes(), ""
-    begin, end = 0, len(content.rstrip(b"\0"))
-    if data / "index" in path.parents:
-        entries = layout.entry_position(0)
-        used = [at for at in range(40, entries, 4) if any(content[at : at + 4])]
-        slot, where = rand.choice(used or [40]), rand.choice(["header", "slot", "entry"])
-        begin, end = {"header": (0, 40), "slot": (slot, slot + 4), "entry": (entries, end)}[where]
-    at, bit = rand.randrange(begin, max(end, begin + 1)), rand.randrange(8)
-    if at >= len(content):
-        return f"{IN_PLACE}nothing"
-    patch(path, at, bytes([content[at] ^ 1 << bit]))
-    return f"{IN_PLACE}bit {bit} of byte {at} {where} of {path.relative_to(data)}"
-
 
 #: Where the fields of a frame's head stand whose value may be any, and how they are packed (spec 2.1).
 _FIELDS = {
@@ -117,7 +65,7 @@ class MutantLog:
 
     def damage(self) -> str:
         """Damage it in one random way; what was done, in words."""
-        patches = [self._bit, self._field, self._field, self._zeros, self._junk, self._blank, self._swap, self._tail]
+        patches = [self._bit, self._field, self._field, self._zeros, self._junk, self._blank, self._swap]
         kind: Callable[[], Any] = self.rand.choice([*patches, self._clock_back, self._cut, self._segment])
         if kind not in patches:
             return str(kind())
@@ -171,9 +119,10 @@ class MutantLog:
         return begin + at, struct.pack(form, value), f"{name} {value} instead of {old} in frame {number}"
 
     def _zeros(self) -> tuple[int, bytes, str]:
-        number, frame, begin = self._any()
-        at = begin + self.rand.choice([0, self.rand.randrange(len(frame.data))])
-        return at, bytes(self.rand.choice([4, 8, len(frame.data), 1000, 5000, 70_000])), f"zeros in frame {number}"
+        """Zeros over some of a frame, or all and more; half the time the last frame, which is torn then."""
+        frame = self.rand.choice([self._any()[1], self.frames[-1]])
+        at = frame.message.phy_offset + self.rand.choice([0, self.rand.randrange(len(frame.data))])
+        return at, bytes(self.rand.choice([4, 8, len(frame.data), 1000, 5000, 70_000])), "zeros"
 
     def _junk(self) -> tuple[int, bytes, str]:
         number, frame, begin = self._any()
@@ -196,17 +145,7 @@ class MutantLog:
         other = self.frames[max(number - 1, 0)]
         if self.rand.random() < 0.5:
             return begin, other.data, f"frame {max(number - 1, 0)} once more over frame {number}"
-        return (
-            other.message.phy_offset,
-            frame.data + other.data,
-            f"frames {number - 1} and {number} the other way round",
-        )
-
-    def _tail(self) -> tuple[int, bytes, str]:
-        """The last frame is torn: it ends in zeros."""
-        frame = self.frames[-1]
-        at = frame.message.phy_offset + self.rand.randrange(len(frame.data))
-        return at, bytes(len(frame.data)), "the last frame is torn"
+        return other.message.phy_offset, frame.data + other.data, f"frame {number} and the one before it exchanged"
 
     # Else.
 

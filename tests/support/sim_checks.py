@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from support.simulation import World
 
 _MILLIS_PER_MESSAGE = 400
+_MOST = 10_000
 
 
 class UnsyncedWriter(CommitLogWriter):
@@ -167,14 +168,12 @@ class Expected:
 
 
 class Oracle:
-    """Knows the log alone. ``files`` is kept, for a crash at every operation asks for few offsets again and again."""
+    """Knows the log alone. What was built is kept: a crash at every operation asks for few offsets again and again."""
 
     def __init__(self, log: SimLog, layout: IndexLayout, flavour: str) -> None:
         self._log, self._layout, self._flavour = log, layout, flavour
-        self._edition = log.edition
-        #: What was built up to where, and whole files, once they are full.
-        self._builds: dict[tuple[int, Gaps], tuple[NaiveIndexService, int, list[Expected]]] = {}
-        self._files: dict[tuple[int, Gaps, int], list[Expected]] = {}
+        #: By edition of the log, begin and gaps: what was built up to where, and its files that are full.
+        self._builds: dict[tuple[int, int, Gaps], tuple[NaiveIndexService, int, list[Expected]]] = {}
 
     def messages(self, begin: int, end: int, gaps: Gaps) -> list[NaiveMessage]:
         """Those of log bytes ``[begin, end)`` that lie in none of ``gaps``."""
@@ -186,25 +185,15 @@ class Oracle:
 
     def files(self, begin: int, end: int, gaps: Gaps) -> list[Expected]:
         """The files after exactly these messages."""
-        if self._edition != self._log.edition:
-            self._builds.clear()
-            self._files.clear()
-            self._edition = self._log.edition
-        key = (begin, gaps, end)
-        if key not in self._files:
-            self._files[key] = self._grow(begin, end, gaps)
-        return self._files[key]
-
-    def _grow(self, begin: int, end: int, gaps: Gaps) -> list[Expected]:
         empty = NaiveIndexService(self._layout.hash_slot_num, self._layout.index_num, self._flavour)
-        new = empty, begin, list[Expected]()
-        service, built, done = self._builds.get((begin, gaps), new)
+        new, key = (empty, begin, list[Expected]()), (self._log.edition, begin, gaps)
+        service, built, done = self._builds.get(key, new)
         if built > end:
             service, built, done = new
         for message in self.messages(built, end, gaps):
             service.build_index(message)
         done += [_expected(file) for file in service.files[len(done) : -1]]
-        self._builds[begin, gaps] = service, end, done
+        self._builds[key] = service, end, done
         return [*done, *map(_expected, service.files[-1:])]
 
 
@@ -222,26 +211,19 @@ def compare(wanted: list[Expected], found: list[tuple[FileMark, bytes]], log_beg
     missing = len(wanted) - len(found)
     if missing > 0 and wanted[-1].header.entries == 0 and not (found and found[-1][0].header.entries == 0):
         wanted, missing = wanted[:-1], missing - 1
-    expired = wanted[: max(missing, 0)]
-    problems = []
-    if missing < 0:
-        problems.append(f"{-missing} files too many")
-    problems += [
-        f"{one.header} is missing" for one in expired if not one.full or one.header.end_phy_offset >= log_begin
-    ]
-    for place, ((mark, data), one) in enumerate(zip(found, wanted[len(expired) :], strict=False)):
+    expired, left = wanted[: max(missing, 0)], wanted[max(missing, 0) :]
+    if len(left) != len(found) or any(not one.full or one.header.end_phy_offset >= log_begin for one in expired):
+        return f"{len(found)} files of {len(wanted)}"
+    for (mark, data), one in zip(found, left, strict=True):
         header, wanted_headers = IndexHeader.unpack(data), [one.header]
         # When the last entry that a roll-back left is of an expired message, nobody knows the millisecond any more.
         if one.header.end_phy_offset < log_begin and 0 <= one.header.end_timestamp - header.end_timestamp < 1000:
             wanted_headers.append(replace(one.header, end_timestamp=header.end_timestamp))
         if header not in wanted_headers or mark.header not in wanted_headers:
-            problems.append(f"file {place} ({mark.name}) has {header}, marked {mark.header}, not {one.header}")
-        if data[HEADER_SIZE:] != one.data[HEADER_SIZE:]:
-            at = next((i for i in range(HEADER_SIZE, min(len(data), len(one.data))) if data[i] != one.data[i]), -1)
-            problems.append(f"file {place} ({mark.name}) differs at byte {at}, sizes {len(data)} and {len(one.data)}")
-        if mark.full and not one.full:
-            problems.append(f"file {place} ({mark.name}) is marked full")
-    return f"{'; '.join(problems)}; {len(found)} files of {len(wanted)}" if problems else None
+            return f"{mark.name} has {header}, marked {mark.header}, not {one.header}"
+        if data[HEADER_SIZE:] != one.data[HEADER_SIZE:] or (mark.full and not one.full):
+            return f"{mark.name} differs behind its header, or is marked full too early"
+    return None
 
 
 def naive_queues(
@@ -270,37 +252,32 @@ def check_beside(world: World, end: int, stood: Frontier) -> None:
         segments[message.phy_offset - message.phy_offset % world.shape.segment_size].append(message)
     named = [segment.base for segment in sparse.segments]
     lost = [base for base in segments if base not in named and base + world.shape.segment_size > world.log.begin]
-    if lost or set(named) - set(segments):
-        raise BrokenError("lost" if lost else "invented", f"segments {named} of {sorted(segments)}; {world}")
+    assert not lost, f"segments {lost} are not there; {world}"
+    assert set(named) <= set(segments), f"segments {named} of {sorted(segments)}; {world}"
     for base in named:
-        sealed = base != named[-1]
         rows = [(one.phy_offset, one.size, one.store_timestamp) for one in segments[base]]
-        pair = packed_entries(rows, base, world.shape.sparse_interval, is_sealed=sealed)
-        for suffix, wanted, size in zip((".index", ".timeindex"), pair, (8, 12), strict=True):
+        pair = packed_entries(rows, base, world.shape.sparse_interval, is_sealed=base != named[-1])
+        for suffix, wanted in zip((".index", ".timeindex"), pair, strict=True):
             found = world.disk.peek(world.data / "sparse" / f"{base:020d}{suffix}")
-            if (found if sealed else found.rstrip(b"\0")) != (wanted if sealed else wanted.rstrip(b"\0")):
-                raise BrokenError("differs", f"{base}{suffix}: {len(found) // size} of {len(wanted) // size}; {world}")
+            length = len(found) if base == named[-1] else 0
+            assert found == wanted.ljust(length, b"\0"), f"{base}{suffix} is not what the log comes to; {world}"
 
 
 def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[QueueMark, ...]) -> None:
     wanted = naive_queues(messages, world.shape.queue_units, world.gaps, world.anew).queues
     for mark in marks:
         name, queue = f"queue {mark.topic}/{mark.queue_id}", wanted.pop(mark[:2], None)
-        if queue is None:
-            raise BrokenError("invented", f"{name} is of no message; {world}")
+        assert queue is not None, f"{name} is of no message; {world}"
         # Where all of it has expired nobody knows where the last one ended.
-        is_left = mark.max_offset > mark.first_offset
-        if mark.max_offset != queue.end or (is_left and mark.max_phy_offset != queue.max_phy_offset):
-            raise BrokenError("lost", f"{mark} should end at {queue.end, queue.max_phy_offset}; {world}")
-        if any(phy >= world.log.begin for phy, _, _ in queue.units[: mark.first_offset - queue.first]):
-            raise BrokenError("lost", f"{name} begins at unit {mark.first_offset}; {world}")
+        end = mark.max_phy_offset if mark.max_offset > mark.first_offset else queue.max_phy_offset
+        assert (mark.max_offset, end) == (queue.end, queue.max_phy_offset), f"{mark}; {world}"
+        before = queue.units[: mark.first_offset - queue.first]
+        assert all(phy < world.log.begin for phy, _, _ in before), f"{name} begins at unit {mark.first_offset}; {world}"
         for file, data in queue.files().items():
             path = world.data / "consumequeue" / mark.topic / str(mark.queue_id) / file
-            if int(file) >= mark.first_offset * 20 and world.disk.peek(path) != data:
-                raise BrokenError("differs", f"{name} differs in {file}; {world}")
+            assert int(file) < mark.first_offset * 20 or world.disk.peek(path) == data, f"{name}, {file}; {world}"
     lost = [name for name, queue in wanted.items() if any(phy >= world.log.begin for phy, _, _ in queue.units)]
-    if lost:
-        raise BrokenError("lost", f"queues {lost} are not there; {world}")
+    assert not lost, f"queues {lost} are not there; {world}"
 
 
 def has_lost_refill(world: World) -> bool:
@@ -315,17 +292,6 @@ def has_lost_refill(world: World) -> bool:
 def _walk(disk: SimDisk, path: Path) -> list[str]:
     below = [f"{name}/{file}" for name in disk.list_dirs(path) for file in _walk(disk, path / name)]
     return [*(name for name, _ in disk.list_dir(path)), *below]
-
-
-_MOST = 10_000
-
-
-class BrokenError(AssertionError):
-    """An invariant does not hold; ``kind`` is one of lost, invented, twice, differs, other."""
-
-    def __init__(self, kind: str, words: str) -> None:
-        super().__init__(f"{kind}: {words}")
-        self.kind = kind
 
 
 def draw_query(rand: random.Random, log: SimLog) -> KeyQuery:
@@ -355,16 +321,12 @@ def check_answer(answer: Answer, log: SimLog, gaps: Gaps, flavour: str) -> None:
         if coverage.begin <= offset < coverage.end and not any(first <= offset < last for first, last in gaps)
     }
     found = [hit.phy_offset for hit in answer.hits]
-    if promised - set(found):
-        raise BrokenError("lost", f"{query} does not find {sorted(promised - set(found))}; {coverage}")
-    if set(found) - there:
-        raise BrokenError("invented", f"{query} finds {sorted(set(found) - there)}; {coverage}")
-    if len(found) != len(set(found)):
-        raise BrokenError("twice", f"{query} finds {found}")
-    if answer.why == ABSENT and there:
-        raise BrokenError("lost", f"{query} is said to be absent, and stands at {sorted(there)}; {coverage}")
-    if answer.truncated is not None:
-        raise BrokenError("other", f"{query} was cut off: {answer.truncated}")
+    assert promised <= set(found) <= there, (
+        f"{query} finds {found}, not {sorted(promised)}, {sorted(there)}; {coverage}"
+    )
+    assert len(found) == len(set(found)), f"{query} finds {found}"
+    assert answer.why != ABSENT or not there, f"{query} is said to be absent, and stands at {sorted(there)}; {coverage}"
+    assert answer.truncated is None, f"{query} was cut off: {answer.truncated}"
 
 
 def check_stopped(world: World) -> None:
@@ -384,19 +346,14 @@ def check_stopped(world: World) -> None:
     }
     wanted |= {f"sparse/{name}" for segment in frontier.sparse.segments for name, _ in segment.files}
     found = set(_walk(disk, world.data))
-    if found != wanted:
-        raise BrokenError("other", f"too many: {sorted(found - wanted)}, missing: {sorted(wanted - found)}; {world}")
+    assert found == wanted, f"too many: {sorted(found - wanted)}, missing: {sorted(wanted - found)}; {world}"
     covered = world.oracle.messages(frontier.begin_offset, frontier.phy_offset, world.gaps)
-    if frontier.messages != len(covered):
-        raise BrokenError(
-            "other", f"the frontier counts {frontier.messages} messages, there are {len(covered)}; {world}"
-        )
+    assert frontier.messages == len(covered), f"the frontier counts {frontier.messages} of {len(covered)}; {world}"
     full = [mark.header.end_timestamp for mark in frontier.index if mark.full]
     newest = covered[-1].store_timestamp if covered else 0
     stored = StoreCheckpoint(newest, newest, full[-1] if full else 0, 0, frontier.phy_offset)
     checkpoint = StoreCheckpoint.unpack(disk.peek(files.checkpoint), files.checkpoint)
-    if checkpoint != stored:
-        raise BrokenError("other", f"the checkpoint is {checkpoint}, not {stored}")
+    assert checkpoint == stored
 
 
 class RefusedError(Exception):
@@ -410,6 +367,6 @@ def check_refusal(disk: SimDisk, config: Config, log_begin: int) -> RefusedError
     log = list_segments(Disk(), config.store.commit_log_directories, config.store.segment_size)
     noted = [point for point in frontier.evidence if point.phy_offset >= log_begin]
     with FrameReader(Disk(), log) as frames:
-        if not noted or any(frames.holds(point) for point in noted):
-            raise BrokenError("other", f"its own store is refused, though it holds what was noted: {noted}")
+        assert noted
+        assert not any(frames.holds(point) for point in noted), f"its own store is refused, which holds some of {noted}"
     return RefusedError()

@@ -26,7 +26,6 @@ from indexd.flush.pipeline import BuildProgress, Item
 from indexd.index.file import IndexService
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery import open as open_module
-from indexd.recovery.recover import NO_DAMAGE, Damage
 from indexd.serve.daemon_status import DaemonStatus, Histogram
 from indexd.service import start as start_module
 from indexd.service.daemon import can_wait
@@ -170,9 +169,7 @@ class SimDaemon:
     ``pid`` is what its files say; in a container it is the same one in each life.
     """
 
-    def __init__(
-        self, config: Config, disk: Disk, *, pid: int = 1, forced: bool = False, damage: Damage = NO_DAMAGE
-    ) -> None:
+    def __init__(self, config: Config, disk: Disk, *, pid: int = 1, forced: bool = False) -> None:
         self.pid = pid
         self.config, self.disk = config, disk
         self.files = DataFiles(config.store.data)
@@ -184,7 +181,7 @@ class SimDaemon:
         lock = _HeldLock(self.files.lock)
         own = lock, self.starts, DaemonStatus(config), Notifier(None, None), self.log
         instance = Instance(config, lambda: config, disk, self.files, *own)
-        self.opened = open_for_run(instance, forced=forced, damage=damage)
+        self.opened = open_for_run(instance, forced=forced)
         self.watch = DirectoryWatch(disk, self.files, self.opened.pipeline.frontier)
         self.pipeline, self.reader = self.opened.pipeline, self.opened.reader
         #: Read and not built yet; the parts of it that a drain has taken are done first.

@@ -1,6 +1,6 @@
 """SimDisk: the twin of ``indexd.storage.disk`` that keeps a tree in memory and forgets, tears and fails as told.
 
-Paths under ``root`` are simulated, all others are the real disk's. Each call is counted, can be failed by a FaultMap
+Paths under ``root`` are simulated, all others are the real disk's. Each call is counted, can be failed by a Fault
 and can be preceded by a crash; ``crash`` leaves what a loss of power may leave, ``kill`` what the death of the process
 leaves: all of it, but every handle is dead.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 OPERATIONS = (
     *("open_read", "open_write", "create", "exists", "list_dir", "stamps"),
     *("size", "stamp", "pread", "pwrite", "allocate", "truncate", "fsync"),
-    *("rename", "link", "exchange", "unlink", "remove_dir", "make_dir", "sync_dir"),
+    *("rename", "exchange", "unlink", "remove_dir", "make_dir", "sync_dir"),
 )
 # What the real disk calls its operations where an error names them.
 WORDS = {
@@ -44,14 +43,10 @@ WORDS = {
 #: Those that leave another disk behind; a crash between two others is a crash before the later one.
 CHANGES = frozenset(
     {
-        *("create", "pwrite", "allocate", "truncate", "fsync", "rename", "link", "exchange"),
+        *("create", "pwrite", "allocate", "truncate", "fsync", "rename", "exchange"),
         *("unlink", "remove_dir", "make_dir", "sync_dir"),
     }
 )
-_RULE = re.compile(
-    r"(?P<operation>[a-z_]+|\*)(?::(?P<glob>[^#@=;]+))?(?:#(?P<nth>\d+)|(?P<all>@all))?=(?P<fault>[\w-]+)"
-)
-_WORDS = ("short", "crash", "crash-after")
 
 
 class SimCrash(BaseException):
@@ -59,13 +54,17 @@ class SimCrash(BaseException):
 
 
 @dataclass(slots=True)
-class Rule:
-    """One rule of a map; ``nth`` is 0 for every call; ``seen`` counts the calls that fitted."""
+class Fault:
+    """One of OPERATIONS ("*": any) that fails: the ``nth`` call whose path ``glob`` matches from the right, 0 for all.
+
+    ``error`` is an errno by name; "short", of a pwrite: a part is written, then the disk is full; "crash": the machine
+    loses its power before the call.
+    """
 
     operation: str
-    glob: str
-    nth: int
-    fault: str
+    error: str
+    glob: str = "*"
+    nth: int = 1
     seen: int = 0
 
     def meets(self, operation: str, path: PurePath) -> bool:
@@ -74,49 +73,6 @@ class Rule:
             return False
         self.seen += 1
         return self.nth in (0, self.seen)
-
-
-class FaultMap:
-    """Which call of a simulated disk fails, and how; ``injected`` counts the faults that were met. As a string::
-
-    map       rule { ";" rule }                  blanks around a rule do not count, an empty map has no rule
-    rule      operation [":" glob] ["#" n | "@all"] "=" fault
-    operation one of OPERATIONS, or "*"
-    glob      matched from the right, as pathlib does: "frontier.tmp", "index/*"; "*" if it is left out
-    n         the n-th call that fits, from 1; 1 if it is left out; "@all" is every one
-    fault     an errno by name    the call fails with it
-              short               of a pwrite: a part is written, then the disk is full
-              crash, crash-after  the machine loses its power before the call, or right after it
-
-    pwrite:index/*#3=ENOSPC; fsync:frontier.tmp=EIO; rename:*#2=crash; pwrite:*#7=short; open_write:*@all=EMFILE
-    """
-
-    def __init__(self, rules: tuple[Rule, ...] = ()) -> None:
-        self.rules = rules
-        self.injected: Counter[str] = Counter()
-
-    @classmethod
-    def parse(cls, text: str) -> FaultMap:
-        """The map that ``text`` says; ValueError with the rule that is none and the reason."""
-        return cls(tuple(_rule(part.strip()) for part in text.split(";") if part.strip()))
-
-    def meet(self, operation: str, path: PurePath) -> str | None:
-        """The fault of this call, or None. Every rule counts the call, the first one that fails it wins."""
-        faults = [rule.fault for rule in self.rules if rule.meets(operation, path)]
-        if not faults:
-            return None
-        self.injected[f"{operation}={faults[0]}"] += 1
-        return faults[0]
-
-
-def _rule(text: str) -> Rule:
-    found = _RULE.fullmatch(text)
-    if found is None:
-        raise ValueError(f"fault map: {text!r} is not operation[:glob][#n | @all]=fault")
-    operation, fault = found["operation"], found["fault"]
-    if operation not in ("*", *OPERATIONS) or fault not in (*_WORDS, *errno.errorcode.values()):
-        raise ValueError(f"fault map: {operation!r} of {text!r} is no call, or {fault!r} is no errno")
-    return Rule(operation, (found["glob"] or "*").strip(), 0 if found["all"] else int(found["nth"] or 1), fault)
 
 
 def stamp_of(inode: SimInode) -> Stamp:
@@ -168,27 +124,24 @@ class SimFile(DiskFile):
         if fault == "short":
             # The real DiskFile writes on, and is told then that there is no room.
             raise self._sim.error("pwrite", self.path, errno.ENOSPC)
-        self._sim.leave(fault)
 
     def allocate(self, size: int) -> None:
-        fault = self._meet("allocate", is_write=True)
+        self._meet("allocate", is_write=True)
         self._inode.resize(max(size, self._inode.size))
-        self._sim.leave(fault)
 
     def truncate(self, size: int) -> None:
-        fault = self._meet("truncate", is_write=True)
-        self.cut(size)
-        self._sim.leave(fault)
+        self._meet("truncate", is_write=True)
+        self._inode.resize(size)
+        self._inode.touch(next(self._sim.ticks))
 
     def fsync(self) -> None:
         self._check()
         try:
-            fault = self._sim.meet("fsync", self.path)
+            self._sim.meet("fsync", self.path)
         except Exception:
             self._inode.fail_sync(self._sim.rand)
             raise
         self._inode.sync()
-        self._sim.leave(fault)
 
     def fileno(self) -> int:
         """The descriptor of a copy: what is mapped through it is the file as it is now."""
@@ -202,11 +155,6 @@ class SimFile(DiskFile):
         super().close()
         self._is_open = False
         self._sim.handles.discard(self)
-
-    def cut(self, size: int) -> None:
-        """Truncate without asking whether that fails."""
-        self._inode.resize(size)
-        self._inode.touch(next(self._sim.ticks))
 
     def _meet(self, operation: str, *, is_write: bool = False) -> str | None:
         self._check()
@@ -243,15 +191,15 @@ def simulated(call: Callable[Concatenate[SimDisk, Path, P], T]) -> Callable[Conc
 class SimDisk(Disk):
     """``rand`` decides what a failed or interrupted call leaves; ``limit`` ends a run that does not end by itself."""
 
-    def __init__(self, root: Path, seed: int = 0, faults: FaultMap | None = None) -> None:
+    def __init__(self, root: Path, seed: int = 0) -> None:
         self.root = root
         self._tree = SimDirectory(1)
         # As text: a simulation asks a million times, and Path's own ways are long.
         self._prefix = f"{root}/"
-        #: What ``free`` says.
-        self.space = 1 << 50
         self.rand = random.Random(seed)
-        self.faults = faults or FaultMap()
+        #: What fails, and what has failed so far; every fault counts a call that fits, the first that fails it wins.
+        self.faults: list[Fault] = []
+        self.injected: Counter[str] = Counter()
         #: Calls so far, of each kind and in all.
         self.counts: Counter[str] = Counter()
         self.operations = 0
@@ -266,9 +214,6 @@ class SimDisk(Disk):
         self.lives = 0
         self._is_dead = False
         self.ticks = count(2)  # inode numbers, and times of writing
-
-    def __repr__(self) -> str:
-        return f"SimDisk({self.root}, operations={self.operations}, changes={self.changes}, lives={self.lives})"
 
     @property
     def still_open(self) -> list[DiskFile]:
@@ -342,28 +287,9 @@ class SimDisk(Disk):
     # The calls of Disk.
 
     @simulated
-    def link(self, source: Path, target: Path) -> None:
-        words = f"link {source} to"
-        fault = self.meet("link", target, words)
-        # The real disk opens both directories before it looks for the file: the source's, then the target's.
-        try:
-            here, parent = (self._parent("link", path, words) for path in (source, target))
-        except DiskError as error:
-            raise self.error("link", target, error.errno or 0, words) from None
-        node = here.names.get(source.name)
-        if node is None:
-            raise self.error("link", target, errno.ENOENT, words)
-        if target.name in parent.names:
-            raise self.error("link", target, errno.EEXIST, words)
-        if isinstance(node, SimDirectory):
-            raise self.error("link", target, errno.EPERM, words)
-        parent.change(Change(None, target.name, node))
-        self.leave(fault)
-
-    @simulated
     def exchange(self, one: Path, other: Path) -> None:
         words = f"exchange {one} with"
-        fault = self.meet("exchange", other, words)
+        self.meet("exchange", other, words)
         try:
             parents = [self._parent("exchange", path, words) for path in (one, other)]
         except DiskError as error:
@@ -376,7 +302,6 @@ class SimDisk(Disk):
         pair = Pair()
         for parent, path, node in ((parents[0], one, nodes[1]), (parents[1], other, nodes[0])):
             parent.change(Change(None, path.name, node, pair))
-        self.leave(fault)
 
     @simulated
     def stamp(self, path: Path) -> Stamp:
@@ -387,7 +312,7 @@ class SimDisk(Disk):
         return stamp_of(node) if isinstance(node, SimInode) else Stamp(0, 0, node.number)
 
     def free(self, path: Path) -> int:
-        return self.space if self.holds(path) else super().free(path)
+        return 1 << 50 if self.holds(path) else super().free(path)
 
     def give(self, path: Path, like: Path, rights: int | None = None) -> None:
         if not self.holds(path):  # owners are not simulated
@@ -401,11 +326,13 @@ class SimDisk(Disk):
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
         if not create:
             return self._open("open_write", path, is_writable=True)
-        fault = self.meet("create", path)
+        self.meet("create", path)
         parent = self._parent("create", path)
         if path.name in parent.names:
             raise self.error("create", path, errno.EEXIST)
-        return self._create(path, parent, fault)
+        inode = SimInode(next(self.ticks))
+        parent.change(Change(None, path.name, inode))
+        return SimFile(self, path, inode, is_writable=True)
 
     @simulated
     def exists(self, path: Path) -> bool:
@@ -417,7 +344,7 @@ class SimDisk(Disk):
     @simulated
     def rename(self, source: Path, target: Path) -> None:
         words = f"rename {source} to"
-        fault = self.meet("rename", target, words)
+        self.meet("rename", target, words)
         if source.parent != target.parent:
             raise NotImplementedError("a rename from one directory into another")
         parent = self._parent("rename", target, words)
@@ -431,25 +358,22 @@ class SimDisk(Disk):
             raise self.error("rename", target, errno.ENOTEMPTY, words)
         if there is not node:
             parent.change(Change(source.name, target.name, node))
-        self.leave(fault)
 
     @simulated
     def unlink(self, path: Path) -> None:
-        fault = self.meet("unlink", path)
+        self.meet("unlink", path)
         found = self._find("unlink", path)
         if isinstance(found, SimDirectory):
             raise self.error("unlink", path, errno.EISDIR)
         if found is not None:
             self._parent("unlink", path).change(Change(None, path.name, None))
-        self.leave(fault)
 
     @simulated
     def remove_dir(self, path: Path) -> None:
-        fault = self.meet("remove_dir", path)
+        self.meet("remove_dir", path)
         if self._directory("remove_dir", path).names:
             raise self.error("remove_dir", path, errno.ENOTEMPTY)
         self._parent("remove_dir", path).change(Change(None, path.name, None))
-        self.leave(fault)
 
     @simulated
     def list_dir(self, path: Path) -> list[tuple[str, int]]:
@@ -481,9 +405,8 @@ class SimDisk(Disk):
             if not error.is_forbidden:
                 raise
         for step in reversed(missing):
-            fault = self.meet("make_dir", step)
+            self.meet("make_dir", step)
             self._parent("make_dir", step).change(Change(None, step.name, SimDirectory(next(self.ticks))))
-            self.leave(fault)
             if durable:
                 self.sync_dir(step.parent)
         if not isinstance(self._find("make_dir", path), SimDirectory):
@@ -491,9 +414,8 @@ class SimDisk(Disk):
 
     @simulated
     def sync_dir(self, path: Path) -> None:
-        fault = self.meet("sync_dir", path)
+        self.meet("sync_dir", path)
         self._directory("sync_dir", path).sync()
-        self.leave(fault)
 
     def peek(self, path: Path) -> bytes:
         """What a reader would see, for a test's own eyes: no call, so no fault."""
@@ -524,19 +446,17 @@ class SimDisk(Disk):
         self.operations += 1
         if self.limit is not None and self.operations > self.limit:
             raise AssertionError(f"no end after {self.operations} calls: {self.counts}")
-        fault = self.faults.meet(operation, path.relative_to(self.root)) if self.faults.rules else None
-        if fault == "crash":
+        below = path.relative_to(self.root)
+        errors = [fault.error for fault in self.faults if fault.meets(operation, below)]
+        if not errors:
+            return None
+        self.injected[f"{operation}={errors[0]}"] += 1
+        if errors[0] == "crash":
             self._is_dead = True
             raise SimCrash
-        if fault in (None, "crash-after", "short"):
-            return fault
-        raise self.error(operation, path, getattr(errno, str(fault)), words)
-
-    def leave(self, fault: str | None) -> None:
-        """The call is done; some crashes come right behind it."""
-        if fault == "crash-after":
-            self._is_dead = True
-            raise SimCrash
+        if errors[0] == "short":
+            return errors[0]
+        raise self.error(operation, path, getattr(errno, errors[0]), words)
 
     def _open(self, operation: str, path: Path, *, is_writable: bool) -> SimFile:
         self.meet(operation, path)
@@ -546,9 +466,3 @@ class SimDisk(Disk):
         if not isinstance(found, SimInode):
             raise self.error(operation, path, errno.ENOENT if found is None else errno.EISDIR)
         return SimFile(self, path, found, is_writable=is_writable)
-
-    def _create(self, path: Path, parent: SimDirectory, fault: str | None) -> SimFile:
-        inode = SimInode(next(self.ticks))
-        parent.change(Change(None, path.name, inode))
-        self.leave(fault)
-        return SimFile(self, path, inode, is_writable=True)

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError, UsageError
+from indexd.errors import DiskError, DisturbedError, UnsafeStoreError, UsageError
 from indexd.index.format import FileMark, IndexLayout
 from indexd.query import Answer
 from support.sim_checks import (
-    BrokenError,
     Gaps,
     Oracle,
     RefusedError,
@@ -35,7 +34,7 @@ from support.sim_checks import (
     has_lost_refill,
 )
 from support.sim_daemon import Shape, SimClock, SimDaemon, ask, steered
-from support.sim_disk import FaultMap, SimCrash, SimDisk
+from support.sim_disk import Fault, SimCrash, SimDisk
 
 # One for what happened before, one for what is noticed then.
 _STARTS_MAX = 3
@@ -112,8 +111,7 @@ class World:
 
         def step(daemon: SimDaemon) -> None:
             daemon.stop()
-            if self.disk.still_open:
-                raise BrokenError("other", f"after a clean stop these are still open: {self.disk.still_open}")
+            assert not self.disk.still_open, f"after a clean stop these are still open: {self.disk.still_open}"
 
         return self.do(step, last=True)
 
@@ -194,21 +192,18 @@ class World:
 
     def finish(self) -> None:
         """The disk is mended, the daemon catches up and stops: now everything must be as if nothing had been."""
-        self.disk.faults = FaultMap()
+        self.disk.faults = []
         self.disk.crash_at = self.disk.before_change = None
         for _ in range(_STARTS_MAX):
-            if self.daemon is None and not self.start():
-                raise BrokenError("other", "a start on a sound disk failed")
+            assert self.daemon is not None or self.start(), "a start on a sound disk failed"
             self.clock.advance(60)
             # More than once: a log that was rewritten meanwhile is noticed at a later drain: all points have a turn.
             if all(self.catch_up() for _ in range(_DRAINS if self.shape.rewrites else 2)):
                 break
-            if not self.is_outdated:
-                raise BrokenError("other", "building on a sound disk failed")
+            assert self.is_outdated, "building on a sound disk failed"
         self.is_outdated = False
         self.check_live()
-        if not self.stop():
-            raise BrokenError("other", "a stop on a sound disk failed")
+        assert self.stop(), "a stop on a sound disk failed"
         check_stopped(self)
 
     def query(self, *, live: bool) -> None:
@@ -221,11 +216,8 @@ class World:
             try:
                 with suppress(DiskError), steered(self.clock, self.pid, self.shape):
                     answer.append(ask(self.disk, self.config, key))
-            except UsageError as error:  # there is no index yet
-                if self.promised is not None:
-                    raise BrokenError("lost", f"{error}; {self}") from error
-            except CorruptDataError as error:
-                raise BrokenError("lost", f"{error}; {self}") from error
+            except UsageError:  # there is no index yet
+                assert self.promised is None, self
             except SimCrash:
                 self.crash()
         self.tally["queries"] += len(answer)
@@ -256,16 +248,12 @@ class World:
 
     # Checks.
 
-    def read_files(self, marks: tuple[FileMark, ...]) -> list[tuple[FileMark, bytes]]:
-        """The bytes of index files as every process sees them."""
-        return [(mark, self.disk.peek(self.data / "index" / mark.name)) for mark in marks]
-
     def check_files(self, end: int, marks: tuple[FileMark, ...]) -> None:
         """The files are those of an undisturbed build of the log up to ``end``."""
         wanted = self.oracle.files(self.begin, end, self.gaps)
-        difference = compare(wanted, self.read_files(marks), self.log.begin)
-        if difference is not None:
-            raise BrokenError("differs", f"[{self.begin}, {end}) but for {self.gaps}: {difference}; {self}")
+        found = [(mark, self.disk.peek(self.data / "index" / mark.name)) for mark in marks]
+        difference = compare(wanted, found, self.log.begin)
+        assert difference is None, f"[{self.begin}, {end}) but for {self.gaps}: {difference}; {self}"
 
     def check_live(self) -> None:
         """The files of the running daemon, after a drain."""
@@ -278,10 +266,8 @@ class World:
         stood = daemon.pipeline.progress.frontier
         if self.promised is not None:
             begin, end = self.promised
-            if stood.begin_offset > begin or stood.phy_offset < end:
-                found = f"[{stood.begin_offset}, {stood.phy_offset})"
-                reasons = daemon.opened.recovered.reasons
-                raise BrokenError("lost", f"[{begin}, {end}) was said to be durable, {found} is: {reasons}; {self}")
+            is_there = stood.begin_offset <= begin and end <= stood.phy_offset
+            assert is_there, f"{self.promised} was said to be durable: {daemon.opened.recovered.reasons}; {self}"
         self.begin = stood.begin_offset
         self.gaps = tuple((gap[0], min(gap[1], end)) for gap in self.gaps if gap[0] < (end := stood.phy_offset))
         self.is_outdated = False
@@ -348,9 +334,7 @@ def crash_and_recover(world: World, seed: int) -> World:
 
 
 _STEPS = 60
-_FAULTS = (
-    *("ENOSPC", "ENOSPC", "EIO", "EROFS", "EMFILE", "EDQUOT", "short", "crash", "crash-after"),
-)  # fmt: skip
+_ERRORS = ("ENOSPC", "ENOSPC", "EIO", "EROFS", "EMFILE", "EDQUOT", "short", "crash")
 _FAULTY = (
     *("pwrite", "pwrite", "fsync", "allocate", "rename", "sync_dir", "create", "unlink", "truncate"),
     *("open_read", "open_write", "pread", "list_dir", "exists", "*"),
@@ -359,16 +343,12 @@ _WHERE = ("*", "index/*", "*.tmp", "frontier*", "checkpoint*", "abort*", "index"
 
 
 class RandomRun:
-    """``history`` says each step; ``go`` raises what is broken. ``faults`` is met from the first call on."""
+    """``history`` says each step; ``go`` raises what is broken."""
 
-    def __init__(self, root: Path, seed: int, *, rewrites: bool = False, faults: str = "", steps: int = _STEPS) -> None:
+    def __init__(self, root: Path, seed: int, *, rewrites: bool = False) -> None:
         self.rand = random.Random(seed)
         self.world = World(root, seed, Shape.draw(self.rand, rewrites=rewrites))
-        self.steps = steps
         self.history: list[str] = [f"seed {seed}: {self.world.shape}"]
-        self._given = faults
-        if faults:
-            self.world.disk.faults = FaultMap.parse(faults)
 
     def go(self) -> None:
         """All steps, then the end."""
@@ -399,13 +379,12 @@ class RandomRun:
             (3, self._fail, None),
             *([(6, self._rewrite, None)] if world.shape.rewrites else []),
         )
-        for _ in range(self.steps):
+        for _ in range(_STEPS):
             fitting = [step for step in steps if step[2] in (None, world.is_up)]
             step = self.rand.choices(fitting, [weight for weight, *_ in fitting])[0][1]
             self._say(step.__name__.strip("_"))
             step()
         self._say("finish")
-        self._keep_faults(FaultMap())
         world.finish()
         world.start()
         world.finish()
@@ -414,8 +393,8 @@ class RandomRun:
     @property
     def tally(self) -> dict[str, int]:
         """What has happened, in numbers."""
-        self._keep_faults(self.world.disk.faults)
-        return dict(self.world.tally) | {"runs": 1, "disk operations": self.world.disk.operations}
+        faults = {f"fault {name}": count for name, count in self.world.disk.injected.items()}
+        return dict(self.world.tally) | faults | {"runs": 1, "disk operations": self.world.disk.operations}
 
     def _say(self, words: str) -> None:
         world = self.world
@@ -476,16 +455,11 @@ class RandomRun:
         self.world.disk.crash_at = self.world.disk.changes + self.rand.randint(0, 40)
 
     def _fail(self) -> None:
-        fault, operation = self.rand.choice(_FAULTS), self.rand.choice(_FAULTY)
-        operation = "pwrite" if fault == "short" else operation
-        where, which = self.rand.choice(_WHERE), f"#{self.rand.randint(1, 20)}"
-        if self.rand.random() < 0.1 and not fault.startswith("crash"):
-            which = "@all"
-        self._keep_faults(FaultMap.parse(f"{operation}:{where}{which}={fault}; {self._given}"))
-        self.history.append(f"  {operation}:{where}{which}={fault}")
-
-    def _keep_faults(self, faults: FaultMap) -> None:
-        for name, count in self.world.disk.faults.injected.items():
-            self.world.tally[f"fault {name}"] += count
-        self.world.disk.faults.injected.clear()
-        self.world.disk.faults = faults
+        error, operation = self.rand.choice(_ERRORS), self.rand.choice(_FAULTY)
+        operation = "pwrite" if error == "short" else operation
+        where, nth = self.rand.choice(_WHERE), self.rand.randint(1, 20)
+        if self.rand.random() < 0.1 and error != "crash":
+            nth = 0
+        fault = Fault(operation, error, where, nth)
+        self.world.disk.faults = [fault]
+        self.history.append(f"  {fault}")

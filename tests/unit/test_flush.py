@@ -34,7 +34,7 @@ from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import FrameSpec
 from support.goldens import unpack
-from support.sim_disk import FaultMap, SimDisk
+from support.sim_disk import Fault, SimDisk
 from support.strategies import Sample
 from support.twins import batches, encode, put_key
 
@@ -170,7 +170,7 @@ def test_a_full_file_that_cannot_be_synced_is_named_nowhere_and_stays_to_be_sync
     progress = pipeline.mark()
     assert [mark.full for mark in progress.frontier.index] == [True, True, False]
     paths = tuple(files.index / mark.name for mark in progress.frontier.index)
-    disk.faults = FaultMap.parse(f"fsync:index/*#{nth}=EIO")
+    disk.faults = [Fault("fsync", "EIO", "index/*", nth=nth)]
     with pytest.raises(DiskError, match=f"fsync {paths[nth - 1]}"):
         pipeline.persist(progress)
     assert pipeline.frontier == FRESH

@@ -19,7 +19,7 @@ from indexd.index.format import IndexHeader
 from indexd.repair.plan import names_between
 from indexd.repair.run import carry
 from indexd.repair.swap import RepairFolder, State, settle, swap, to_undo, undo
-from support.sim_disk import FaultMap, SimCrash, SimDisk
+from support.sim_disk import Fault, SimCrash, SimDisk
 
 STORE = Path("/simulated")
 OLD, NEW = "20260101000000000", "20260102000000000"
@@ -122,14 +122,14 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
     for is_settled in (False, True):
         disk = made()
         folder = repair(disk)
-        disk.faults = FaultMap.parse(f"rename:{folder.undone.name}=EIO")
+        disk.faults = [Fault("rename", "EIO", folder.undone.name)]
         with pytest.raises(DiskError):
             take_back(disk)
         assert folder.read().state == "undone"
         # The broker has been at work since.
         disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(70, 80, 9000, 90, 100).pack())
         assert len(settle(disk, STORE, only_look=True)[0]) == 1
-        disk.faults = FaultMap()
+        disk.faults = []
         settle(disk, STORE) if is_settled else take_back(disk)
         assert not RepairFolder.all_of(disk, STORE)
         assert fields(disk) == (70, 80, 9000, 90, 100)
@@ -166,7 +166,7 @@ def test_a_manifest_of_another_version_is_left_alone() -> None:
 @pytest.mark.parametrize("name", ["EINVAL", "ENOSYS", "EBUSY", "EXDEV"])
 def test_where_nothing_can_be_exchanged_nothing_is_changed(name: str) -> None:
     disk = made()
-    disk.faults = FaultMap.parse(f"exchange={name}")
+    disk.faults = [Fault("exchange", name)]
     with pytest.raises(UnsafeStoreError, match="nothing is changed"):
         repair(disk)
     assert index_of(disk) == BEFORE
@@ -226,7 +226,7 @@ def test_a_crash_at_every_operation_of_a_repair() -> None:
 def test_a_crash_while_an_interrupted_repair_is_settled() -> None:
     def interrupted() -> SimDisk:
         disk = made()
-        disk.faults = FaultMap.parse("create:checkpoint.tmp#2=crash")
+        disk.faults = [Fault("create", "crash", "checkpoint.tmp", nth=2)]
         with pytest.raises(SimCrash):
             repair(disk)
         disk.kill()
@@ -258,7 +258,7 @@ def test_a_crash_at_every_operation_of_an_undo() -> None:
 
 def test_a_disk_that_fails_behind_the_exchange_is_finished_later() -> None:
     disk = made()
-    disk.faults = FaultMap.parse("create:checkpoint.tmp#2=ENOSPC")
+    disk.faults = [Fault("create", "ENOSPC", "checkpoint.tmp", nth=2)]
     with pytest.raises(DiskError) as raised:
         repair(disk)
     assert raised.value.errno == errno.ENOSPC
