@@ -13,14 +13,11 @@ import pytest
 
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
-from support.commitlog_writer import CommitLogWriter
 from support.daemon import (
     COMMAND,
-    Daemon,
     assert_same_index,
     compile_kernels,
     environment,
-    index_files,
     indexd,
     indexd_here,
     rebuild,
@@ -28,7 +25,6 @@ from support.daemon import (
 from support.goldens import GOLDENS, Golden, unpack
 from support.naive import naive_frames
 from support.reading import patch
-from support.small_log import messages
 
 
 def golden_of(root: Path, name: str = "rocketmq-5.4-clean") -> Golden:
@@ -85,25 +81,6 @@ def test_gives_every_file_byte_for_byte(tmp_path: Path, name: str) -> None:
     assert [row["header"] for row in frontier["index"]] == [list(header.values()) for header in headers]
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint", "consumequeue", "frontier", "index", "sparse"]
     assert not out.with_name("out.building").exists()
-
-
-@pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-killed-open-index"])
-def test_the_daemon_goes_on_from_a_rebuilt_directory(tmp_path: Path, name: str) -> None:
-    golden, out, whole = golden_of(tmp_path, name), tmp_path / "out", tmp_path / "whole"
-    rebuild(golden.root, out, *flags(golden))
-    count = len(index_files(out))
-    with Daemon(golden.root, out, *flags(golden)) as daemon:
-        assert daemon.wait_event("opened")["phy_offset"] == end_of(golden)
-        daemon.wait_caught_up(end_of(golden))
-        writer = CommitLogWriter(golden.root / "commitlog", golden.segment_size, start_offset=end_of(golden))
-        for spec, _ in zip(messages(5), range(3000), strict=False):
-            writer.append(spec)
-        writer.close()
-        daemon.wait_caught_up(writer.max_offset)
-        assert daemon.terminate() == 0
-    rebuild(golden.root, whole, *flags(golden))
-    assert_same_index(out, whole)
-    assert len(index_files(out)) >= count
 
 
 def test_a_target_that_holds_something_is_refused_and_an_interrupted_rebuild_leaves_none(tmp_path: Path) -> None:

@@ -78,21 +78,6 @@ def test_a_data_directory_whose_name_was_not_synced_is_synced_by_the_next_start(
         world.finish()
 
 
-def test_recoveries_that_are_broken_off_do_not_go_back_further_each_time(tmp_path: Path) -> None:
-    """A file is cut before the frontier says so: the next recovery takes the cut for damage, and one message more."""
-    for index_num in range(50, 80):
-        world = built(tmp_path / str(index_num), 20, Shape(hash_slot_num=50, index_num=index_num))
-        world.log.append(6)
-        world.disk.faults = [Fault("create", "ENOSPC", "index/*")]  # inside the batch, if a file becomes full there
-        assert world.catch_up() or world.flush()
-        world.kill()
-        for _ in range(8):
-            world.disk.faults = [Fault("fsync", "EIO", "index/*")]
-            if world.start():  # nothing was left to be synced
-                break
-        world.finish()
-
-
 # --- logs that are rewritten ---
 
 

@@ -73,24 +73,6 @@ def test_of_what_was_not_synced_any_subset_survives() -> None:
     assert len(after_crashes(disk, names)) == 8
 
 
-@pytest.mark.parametrize(("change", "bytes_"), [("allocate", 9 * PAGE_SIZE), ("truncate", 100)])
-def test_sizes_are_durable_after_a_sync_only(change: str, bytes_: int) -> None:
-    disk = made()
-    file = disk.open_write(FILE)
-    getattr(file, change)(bytes_)
-    assert after_crashes(disk, size) == {4 * PAGE_SIZE, bytes_}
-    file.fsync()
-    assert after_crashes(disk, size) == {bytes_}
-
-
-def test_a_rename_that_was_not_synced_can_vanish_and_is_one_change() -> None:
-    disk = made()
-    disk.rename(FILE, ROOT / "other")
-    assert after_crashes(disk, names) == {"file", "other"}
-    disk.sync_dir(ROOT)
-    assert after_crashes(disk, names) == {"other"}
-
-
 def test_an_exchange_of_two_directories_survives_whole_or_not_at_all() -> None:
     disk = SimDisk(ROOT)
     disk.make_dir(ROOT / "d" / "one")

@@ -17,7 +17,7 @@ from indexd.recovery import open as open_module
 from indexd.recovery.recover import OnDisk
 from support.sim_daemon import Shape
 from support.sim_disk import OPERATIONS, Fault, SimDisk, SimFile
-from support.simulation import RandomRun, World, at_every_change, crash_and_recover, script
+from support.simulation import RandomRun, World, at_every_change, crash_and_recover
 
 SHAPES = [
     # Several pages a file, a file every few drains; and files of less than a page, several a drain.
@@ -35,7 +35,11 @@ def test_a_crash_at_every_change_loses_nothing(tmp_path: Path, shape: Shape, ste
         if at % step == 0:
             crash_and_recover(world.fork(), 1000 * at)
 
-    assert at_every_change(World(tmp_path, 1, shape), look) > 150
+    world = World(tmp_path, 1, shape)
+    assert at_every_change(world, look) > 150
+    changes = {"create", "pwrite", "allocate", "fsync", "rename", "unlink", "make_dir", "sync_dir"}
+    assert changes <= world.disk.counts.keys()
+    assert world.tally["expired segments"]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["large", "small"])
@@ -83,14 +87,6 @@ def test_a_recovery_of_what_was_recovered_changes_nothing(tmp_path: Path, *, is_
         assert states[0] == states[1]
 
     assert at_every_change(World(tmp_path, 3, SHAPES[0]), look) > 150
-
-
-def test_the_script_meets_every_change_that_there_is(tmp_path: Path) -> None:
-    world = World(tmp_path, 1, SHAPES[0])
-    script(world)
-    met = {name for name in world.disk.counts if world.disk.counts[name]}
-    assert {"create", "pwrite", "allocate", "fsync", "rename", "unlink", "make_dir", "sync_dir"} <= met
-    assert world.tally["expired segments"]
 
 
 RUNS = 25

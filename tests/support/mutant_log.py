@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from support.commitlog_writer import FrameSpec
 from support.naive import NaiveMessage, naive_check
 from support.reading import patch
-from support.sim_checks import UnsyncedWriter
-from support.small_log import BASE_TIME, messages
+from support.sim_checks import SimLog
 
 #: Where the fields of a frame's head stand whose value may be any, and how they are packed (spec 2.1).
 _FIELDS = {
@@ -36,17 +35,14 @@ class Written(NamedTuple):
     data: bytes
 
 
-class MutantLog:
+class MutantLog(SimLog):
     """``frames`` is the log as its broker knows it; ``removed`` were cut off again, and newer ones written since."""
 
     def __init__(self, directory: Path, segment_size: int, rand: random.Random) -> None:
-        self.directory, self.segment_size, self.rand = directory, segment_size, rand
+        super().__init__(directory, segment_size, rand.getrandbits(31), rewrites=True, prop_crc=rand.random() < 0.3)
+        self.rand = rand
         self.frames: list[Written] = []
         self.removed: list[NaiveMessage] = []
-        self._prop_crc = rand.random() < 0.3
-        self._number = 0
-        self._specs = messages(rand.getrandbits(31))
-        self._writer = UnsyncedWriter(directory, segment_size, prop_crc=self._prop_crc)
 
     def append(self, count: int) -> None:
         """Write so many messages, each younger than the one before."""
@@ -66,7 +62,7 @@ class MutantLog:
     def damage(self) -> str:
         """Damage it in one random way; what was done, in words."""
         patches = [self._bit, self._field, self._field, self._zeros, self._junk, self._blank, self._swap]
-        kind: Callable[[], Any] = self.rand.choice([*patches, self._clock_back, self._cut, self._segment])
+        kind: Callable[[], Any] = self.rand.choice([*patches, self._cut, self._segment])
         if kind not in patches:
             return str(kind())
         offset, data, words = kind()
@@ -78,16 +74,12 @@ class MutantLog:
             patch(path, at, data[:room])
         return f"{words} at {offset}"
 
-    def close(self) -> None:
-        """The broker has died."""
-        self._writer.close(clean=False)
-
     def _write(self, spec: FrameSpec) -> None:
-        spec = replace(spec, store_timestamp=BASE_TIME + 400 * self._number)
-        self._number += 1
         at = self._writer.append(spec)
         data = os.pread(self._writer._fd, self._writer.max_offset - at, at % self.segment_size)  # its name may be gone
-        self.frames.append(_read(spec, data))
+        _, _, message = naive_check(data)
+        assert message is not None
+        self.frames.append(Written(spec, message, data))
 
     def _path(self, base: int) -> Path:
         return self.directory / f"{base:020d}"
@@ -147,39 +139,18 @@ class MutantLog:
             return begin, other.data, f"frame {max(number - 1, 0)} once more over frame {number}"
         return other.message.phy_offset, frame.data + other.data, f"frame {number} and the one before it exchanged"
 
-    # Else.
-
-    def _clock_back(self) -> str:
-        """From one frame on for some, or all, the store times are earlier: the clock was set back, no frame is bad."""
-        number, _, _ = self._any()
-        back = self.rand.choice([1, 1000, 3_600_000])
-        last = self.rand.choice([len(self.frames), number + self.rand.randrange(1, 20)])
-        if self._prop_crc:  # it covers the time
-            return "nothing"
-        intact = {message.phy_offset for message in self.intact()}
-        for n, (spec, message, data) in enumerate(self.frames[number:last], number):
-            if message.phy_offset in intact:
-                time = struct.pack(">q", message.store_timestamp - back)
-                at = message.phy_offset % self.segment_size
-                patch(self._path(message.phy_offset - at), at + 56, time)
-                self.frames[n] = _read(spec, data[:56] + time + data[64:])
-        return f"the clock {back} ms back in frames {number} to {last}"
-
     def _cut(self) -> str:
         """The broker lost the end of its log and has written on; whole frames of the longer one stand behind."""
         number, frame, offset = self._any()
-        self.close()
-        for path in self.directory.iterdir():
-            if int(path.name) > offset:
-                path.unlink()
+        queues = dict.fromkeys(self._writer.queue_offsets, 0)
+        self.cut(offset)
         removed, self.frames = self.frames[number:], self.frames[:number]
         self.removed += [one.message for one in removed]
-        queues = dict.fromkeys(self._writer.queue_offsets, 0)
         kept = [one.message for one in self.frames if queue_of(one.message) is not None]
-        self._writer = UnsyncedWriter(self.directory, self.segment_size, start_offset=offset, prop_crc=self._prop_crc)
         self._writer.queue_offsets = queues | {(one.topic, one.queue_id): one.cq_offset + 1 for one in kept}
         if self.rand.random() < 0.6:
-            self._write(replace(frame.spec, body=self.rand.randbytes(len(frame.spec.body))))
+            now, body = next(self._specs).store_timestamp, self.rand.randbytes(len(frame.spec.body))
+            self._write(replace(frame.spec, store_timestamp=now, body=body))
         else:
             self.append(self.rand.randrange(1, 20))
         written = len(self.frames) - number
@@ -196,12 +167,6 @@ class MutantLog:
         else:
             path.write_bytes({"truncate": b"", "zero": bytes(self.segment_size), "half": data[:half]}[how])
         return f"segment {path.name}: {how}"
-
-
-def _read(spec: FrameSpec, data: bytes) -> Written:
-    _, _, message = naive_check(data)
-    assert message is not None
-    return Written(spec, message, data)
 
 
 def queue_of(message: NaiveMessage) -> tuple[str, int] | None:

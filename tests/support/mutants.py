@@ -28,7 +28,7 @@ from support.sim_daemon import Shape, SimClock, SimDaemon, steered
 
 
 class Question(NamedTuple):
-    """``kind``: key, unique, queue, queue time, log time. ``number`` is the queue offset or the time."""
+    """``kind``: key, unique, queue; of the last ``number`` is the queue offset."""
 
     kind: str
     topic: str = ""
@@ -44,8 +44,7 @@ class Reply:
         coverage, rows = row["coverage"], row.get("messages", [])
         # A unit that names what is not its message has a problem, and says so.
         sound = [one["phyOffset"] for one in rows if not one.get("problem")]
-        place = [] if row.get("phyOffset") is None else [row["phyOffset"]]
-        self.found: list[int] = row.get("phyOffsets", sound + place)
+        self.found: list[int] = row.get("phyOffsets", sound)
         self.complete = coverage["complete"]
         self.next_offset = row.get("nextOffset", 0)
         self.words = {key: row.get(key) for key in ("why", "status", "problems", "coverage") if key in row}
@@ -67,10 +66,8 @@ def ask(data: Data, question: Question) -> Reply | None:
     try:
         if kind in ("key", "unique"):
             answer: Any = data.by_key(topic, key, max_num=10_000, index_type=kind[0].upper())
-        elif kind == "queue":
-            answer = data.by_queue(topic, queue, number, max_num=1000)
         else:
-            answer = data.at_time(topic, queue, number) if kind == "queue time" else data.log_at_time(number)
+            answer = data.by_queue(topic, queue, number, max_num=1000)
     except IndexdError:
         return None
     return Reply(answer.to_json())
@@ -125,21 +122,6 @@ class MutantOracle:
                     again = question._replace(number=message.cq_offset) if question.kind == "queue" else question
                     self._check_found(again, ask(self._data, again), message.phy_offset)
 
-    def check_times(self, messages: Iterable[NaiveMessage]) -> None:
-        """Ask where in the log, and in its queue, the time of each message begins: there, or before."""
-        for message in messages:
-            questions = [Question("log time", number=message.store_timestamp)]
-            # A broker halves a queue: where times fall it may come out anywhere, and so does the daemon.
-            queue = queue_of(message)
-            times = [one.store_timestamp for one in self._wanted if queue_of(one) == queue]
-            if queue is not None and times == sorted(times):
-                questions.append(Question("queue time", queue[0], "", queue[1], message.store_timestamp))
-            for question in questions:
-                reply = ask(self._data, question)
-                self._tally["questions"] += 1
-                if reply is None or (reply.complete and all(at > message.phy_offset for at in reply.found)):
-                    self._check_found(question, reply, message.phy_offset)
-
     def _pages(self, question: Question) -> Iterator[Reply]:
         for _ in range(50):
             reply = ask(self._data, question)
@@ -171,8 +153,6 @@ class MutantOracle:
 
 
 _STARTS_MAX = 4
-#: So many messages are looked for by their times.
-_FEW = 4
 
 
 class MutantRun:
@@ -298,6 +278,4 @@ class MutantRun:
         with suppress(IndexdError), open_data(self.data) as data:
             data.index.look_seconds = 60.0
             known = intact, self.log.removed, written, self.shape.flavour, self.tally
-            oracle = MutantOracle(data, *known, is_outdated=self._is_outdated)
-            oracle.check()
-            oracle.check_times(self.rand.sample(intact, min(_FEW, len(intact))) + intact[-1:])
+            MutantOracle(data, *known, is_outdated=self._is_outdated).check()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from indexd.commitlog.batcher import DispatchBatch, TopicTable
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark, QueuesMark, file_name
 from indexd.consumequeue.store import ConsumeQueueStore
-from indexd.flush.frontier import Frontier, write_frontier
 from indexd.output import Output
 from indexd.sparse.format import SparseMark
 from indexd.sparse.service import SparseService
@@ -50,11 +49,6 @@ class QueueStore(Store):
         """What a daemon of this process would say; believed once somebody holds the lock."""
         row = {"pid": os.getpid(), "phyOffset": self.writer.max_offset, "beginOffset": self.frontier.begin_offset}
         (self.data / "state").write_text(json.dumps(row | members))
-
-    def write(self, frontier: Frontier) -> None:
-        """Another frontier over the same files."""
-        self.frontier = frontier
-        write_frontier(Disk(), self.data / "frontier", frontier, "0")
 
 
 def build_queues(data: Path, messages: list[NaiveMessage], marked: list[NaiveMessage]) -> tuple[QueueMark, ...]:

@@ -53,14 +53,17 @@ class UnsyncedWriter(CommitLogWriter):
 class SimLog:
     """``history`` holds what an index of the whole log covers: expired messages too, but none that were cut off."""
 
-    def __init__(self, directory: Path, segment_size: int, seed: int, *, rewrites: bool = False) -> None:
+    def __init__(
+        self, directory: Path, segment_size: int, seed: int, *, rewrites: bool = False, prop_crc: bool = False
+    ) -> None:
         self.directory = directory
         self.segment_size = segment_size
         self.history: list[NaiveMessage] = []
         #: Counted up with each rewrite: what was known of the old log holds no more.
         self.edition = 0
         self._specs = _rising(messages(seed)) if rewrites else messages(seed)
-        self._writer = UnsyncedWriter(directory, segment_size)
+        self._prop_crc = prop_crc
+        self._writer = UnsyncedWriter(directory, segment_size, prop_crc=prop_crc)
         self._parsed = 0
 
     def __repr__(self) -> str:
@@ -126,7 +129,7 @@ class SimLog:
             if int(path.name) > offset:
                 path.unlink()
         self.history = [message for message in self.history if message.phy_offset < offset]
-        self._writer = UnsyncedWriter(self.directory, self.segment_size, start_offset=offset)
+        self._writer = UnsyncedWriter(self.directory, self.segment_size, start_offset=offset, prop_crc=self._prop_crc)
         self._parsed = offset
         self.edition += 1
 

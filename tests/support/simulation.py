@@ -334,7 +334,7 @@ def crash_and_recover(world: World, seed: int) -> World:
 
 
 _STEPS = 60
-_ERRORS = ("ENOSPC", "ENOSPC", "EIO", "EROFS", "EMFILE", "EDQUOT", "short", "crash")
+_ERRORS = ("ENOSPC", "ENOSPC", "EIO", "EROFS", "EMFILE", "EDQUOT", "short", "crash", "crash")
 _FAULTY = (
     *("pwrite", "pwrite", "fsync", "allocate", "rename", "sync_dir", "create", "unlink", "truncate"),
     *("open_read", "open_write", "pread", "list_dir", "exists", "*"),
@@ -382,23 +382,17 @@ class RandomRun:
         for _ in range(_STEPS):
             fitting = [step for step in steps if step[2] in (None, world.is_up)]
             step = self.rand.choices(fitting, [weight for weight, *_ in fitting])[0][1]
-            self._say(step.__name__.strip("_"))
+            self.history.append(f"{step.__name__.strip('_')}: {world}")
             step()
-        self._say("finish")
         world.finish()
         world.start()
         world.finish()
-        self._say("done")
 
     @property
     def tally(self) -> dict[str, int]:
         """What has happened, in numbers."""
         faults = {f"fault {name}": count for name, count in self.world.disk.injected.items()}
         return dict(self.world.tally) | faults | {"runs": 1, "disk operations": self.world.disk.operations}
-
-    def _say(self, words: str) -> None:
-        world = self.world
-        self.history.append(f"{words}: changes={world.disk.changes} up={world.is_up} {world.log} {world.promised}")
 
     def _append(self) -> None:
         if self.rand.random() < 0.1:

@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import TopicTable
-from indexd.consumequeue import store as store_module
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.index.check import time_difference
 from indexd.index.entries import read_entries, replay_file
@@ -25,15 +23,13 @@ from indexd.index.file import IndexFile
 from indexd.index.format import FLAVOURS, Flavour, IndexHeader, IndexLayout, index_key_hash
 from indexd.index.kernel import DONE, FILE_FULL
 from indexd.index.reader import IndexFileReader
-from indexd.sparse.kernel import final_time_entry, new_state, segment_entries
 from indexd.storage.disk import Disk
-from support.naive import NaiveConsumeQueueStore, NaiveIndexFile, QueueMessage, key_hash
-from support.queues import Entries, batch_of, sim_tree
+from support.naive import NaiveConsumeQueueStore, NaiveIndexFile, QueueMessage
+from support.queues import batch_of, sim_tree
 from support.sim_disk import SimDisk
 from support.strategies import BASE_TIME, Sample, logs, pieces, store_timestamps, topics
 from support.twins import batches, encode, put_key
 
-FOREVER = (0, 2**63 - 1)
 EXTREME = st.one_of(store_timestamps(), st.sampled_from([2**63 - 1, -(2**63), 2**62, -(2**62), 1000, 999]))
 PUTS = st.lists(st.tuples(topics(), pieces(), st.integers(0, 2**63 - 1), EXTREME), max_size=30)
 
@@ -82,42 +78,6 @@ def test_the_index_file_vector() -> None:
         assert published(file) == head + body
 
 
-@given(PUTS, st.integers(1, 50), st.integers(2, 20), st.sampled_from(list(FLAVOURS)), EXTREME)
-def test_puts_make_the_naive_file(puts: list[tuple], slots: int, entries: int, flavour: str, previous: int) -> None:
-    header = IndexHeader(0, previous, 0, abs(previous) if previous > -(2**63) else 0)
-    ends = header.end_phy_offset, header.end_timestamp, FLAVOURS[flavour].counts_every_put
-    naive = NaiveIndexFile(slots, entries, *ends)
-    with new_file(slots, entries, header) as file:
-        assert published(file) == naive.to_bytes()
-        for topic, key, phy_offset, time in puts:
-            put = put_key(file, topic, key, phy_offset, time, FLAVOURS[flavour])
-            assert (put == DONE) == naive.put_key(f"{topic}#{key}", phy_offset, time)
-        assert published(file) == naive.to_bytes()
-        file.flush()
-        assert file.path.read_bytes() == naive.to_bytes(flushed=True)
-        loaded = IndexFile.load(Disk(), file.path, file.layout, file.mark(full=False))
-        put_key(loaded, "T", "later", 7, 7, FLAVOURS[flavour])
-        naive.put_key("T#later", 7, 7)
-        assert published(loaded) == naive.to_bytes(flushed=True)
-        loaded.close()
-
-
-@given(PUTS, st.integers(1, 8), EXTREME, EXTREME, st.sampled_from([0, 1, 3, 64]))
-def test_answers_are_the_naive_files(puts: list[tuple], slots: int, begin: int, end: int, max_num: int) -> None:
-    naive = NaiveIndexFile(slots, 40)
-    with new_file(slots, 40) as file:
-        for topic, key, phy_offset, time in puts:
-            put_key(file, topic, key, phy_offset, time, FLAVOURS["5.4"])
-            naive.put_key(f"{topic}#{key}", phy_offset, time)
-        file.publish()
-        for times in ((begin, end), FOREVER, (end, begin)):
-            assert file.header.is_time_matched(*times) == naive.is_time_matched(*times)
-            for topic, key, _, _ in puts[:5]:
-                wanted: list[int] = []
-                naive.select_phy_offset(wanted, f"{topic}#{key}", max_num, *times)
-                assert selected(file, key_hash(f"{topic}#{key}"), max_num, *times) == wanted
-
-
 def test_only_changed_pages_of_slots_are_written_and_all_of_them() -> None:
     """More slots than a page holds, and more entries than the buffer does at once."""
     slots, entries = 5000, 700
@@ -138,18 +98,15 @@ def test_time_differences_wrap_as_javas() -> None:
 # --- replay: what recovery trusts ---
 
 
-def replayed(file: IndexFile, entries: NDArray[np.uint32], flavour: Flavour, window: int) -> tuple[int, int, bytes]:
-    """(entries that hold, used slot count, slots) of the file with these entries, which are read in windows."""
+def replayed(file: IndexFile, entries: NDArray[np.uint32], flavour: Flavour) -> tuple[int, int, bytes]:
+    """(entries that hold, used slot count, slots) of the file with these entries."""
     file.file.pwrite(entries.tobytes(), file.layout.entry_position(1))
-    with mock.patch("indexd.index.entries.ENTRIES_PER_READ", window):
-        found = replay_file(file.file, file.mark(full=False), file.layout, flavour)
+    found = replay_file(file.file, file.mark(full=False), file.layout, flavour)
     return found.mark.header.entries, found.mark.header.used_slot_count, found.slots.tobytes()
 
 
-@given(st.data(), logs(max_size=12), st.integers(1, 9), st.integers(1, 6), st.sampled_from(list(FLAVOURS)))
-def test_a_replay_rebuilds_the_slots(
-    data: st.DataObject, samples: list[Sample], slots: int, window: int, name: str
-) -> None:
+@given(st.data(), logs(max_size=12), st.integers(1, 9), st.sampled_from(list(FLAVOURS)))
+def test_a_replay_rebuilds_the_slots(data: st.DataObject, samples: list[Sample], slots: int, name: str) -> None:
     flavour = FLAVOURS[name]
     with new_file(slots, 300) as file:
         for batch in batches(encode(samples), name, [5]):
@@ -157,14 +114,14 @@ def test_a_replay_rebuilds_the_slots(
         raw, count = published(file), file.header.entries
         entries = read_entries(file.file, file.layout, 1, count)
         expected = (count, file.header.used_slot_count, raw[40 : 40 + 4 * slots])
-        assert replayed(file, entries, flavour, window) == expected
+        assert replayed(file, entries, flavour) == expected
         if count:
             bad, broken = data.draw(st.integers(0, count - 1)), entries.copy()
             # A bit of the previous entry, or the sign of the key hash, the physical offset or the time difference.
             previous = st.tuples(st.just(4), st.integers(0, 31).map(lambda bit: 1 << bit))
             column, bits = data.draw(st.one_of(previous, st.tuples(st.sampled_from([0, 1, 3]), st.just(0x80))))
             broken[bad, column] ^= np.uint32(bits)
-            assert replayed(file, broken, flavour, window)[0] == bad
+            assert replayed(file, broken, flavour)[0] == bad
 
 
 def test_a_replay_ends_where_offsets_go_back_and_refuses_another_file() -> None:
@@ -174,12 +131,12 @@ def test_a_replay_ends_where_offsets_go_back_and_refuses_another_file() -> None:
             put_key(file, "T", "k", phy_offset, 1, flavour)
         file.publish()
         entries = read_entries(file.file, file.layout, 1, file.header.entries)
-        assert replayed(file, entries, flavour, 100)[:2] == (3, 1)
+        assert replayed(file, entries, flavour)[:2] == (3, 1)
         entries[3, 2] = entries[2, 2]
         for number, low in ((0, 6), (4, 9)):
             other = entries.copy()
             other[number, 2] = np.uint32(low).byteswap()
-            assert replayed(file, other, flavour, 100)[:2] == (0, 0)
+            assert replayed(file, other, flavour)[:2] == (0, 0)
 
 
 # --- ConsumeQueues: any stream of messages, any moment of writing ---
@@ -257,17 +214,17 @@ def test_every_file_and_mark_is_what_the_rules_say(
     events: list[tuple[str, Any, int]], file_units: int, queues_max: int, units_per_write: int
 ) -> None:
     twins = Twins(file_units, queues_max)
-    with mock.patch.multiple(store_module, UNITS_PER_WRITE=units_per_write, UNITS_A_QUEUE=0):
-        for what, argument, table in events:
-            if what == "put":
-                twins.put(twins.made(argument), table)
-            elif what == "again":
-                twins.put(twins.messages[-argument:], table)
-            elif what == "publish":
-                twins.check()
-            else:
-                twins.expire(argument)
-        twins.check()
+    twins.store.units_per_write, twins.store.units_a_queue = units_per_write, 0
+    for what, argument, table in events:
+        if what == "put":
+            twins.put(twins.made(argument), table)
+        elif what == "again":
+            twins.put(twins.messages[-argument:], table)
+        elif what == "publish":
+            twins.check()
+        else:
+            twins.expire(argument)
+    twins.check()
     figures, kinds = twins.store.figures(), Counter(twins.naive.kinds)
     kinds["units"] = kinds["unit"] + kinds["gap"]
     names = {"Units": "units", "Gaps": "gap", "Repeats": "repeat"}
@@ -275,48 +232,3 @@ def test_every_file_and_mark_is_what_the_rules_say(
     assert list(twins.store.left_out().values()) == [kinds["nameless"], kinds["left out"], kinds["batch"]]
     left_out = figures["batchMessages"], figures["leftOutMessages"]
     assert left_out == (kinds["batch"], kinds["nameless"] + kinds["left out"])
-
-
-@settings(max_examples=10)
-@given(st.integers(0, 1 << 32), st.integers(1, 400))
-def test_many_queues_are_each_found_again(seed: int, queues: int) -> None:
-    # More than the first table holds, with ids that differ in every part.
-    twins = Twins(3, 1 << 20)
-    every = [(f"T{(seed + number * 7919) % 97}", (seed ^ number * 0x10001) % (1 << 31)) for number in range(queues)]
-    names = list(dict.fromkeys(every))
-    for turn in range(3):
-        places = [(*name, turn, (turn * queues + number) * 10) for number, name in enumerate(names)]
-        twins.put([QueueMessage(*place, 10, number) for number, place in enumerate(places)], 0)
-    twins.check()
-    assert len(twins.store) == len(names)
-
-
-# --- sparse indexes: the entries of a segment ---
-
-BATCHES = st.lists(
-    st.tuples(st.integers(1, 500), st.integers(1, 3), st.integers(-3, 40) | st.integers(-(2**63), 2**63 - 1)),
-    max_size=40,
-)
-
-
-@given(BATCHES, st.sampled_from([0, 1, 100, 499, 500, 4096]), st.integers(1, 7), st.integers(1, 5))
-def test_batches_of_a_segment(batches: list[tuple[int, int, int]], interval: int, split: int, room: int) -> None:
-    rows, position, offset, twin = [], 0, -1, Entries(interval)
-    for size, count, timestamp in batches:
-        offset += count
-        rows.append((position, size, offset, timestamp))
-        twin.put(*rows[-1])
-        position += size
-    columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
-    state, at, found = new_state(), 0, ([], [])  # type: ignore[var-annotated]
-    while at < len(rows):
-        pair = np.empty((2, room, 2), np.int64)
-        at, *counts = segment_entries(*columns, at, min(at + split, len(rows)), interval, state, *pair)
-        for entries, made, count in zip(found, pair, counts, strict=True):
-            entries.extend(map(tuple, made[:count].tolist()))
-    assert found == (twin.offsets, twin.times)
-    last = final_time_entry(state)
-    twin.roll()
-    assert found[1] + ([] if last is None else [last]) == twin.times
-    assert final_time_entry(state) is None
-    assert state[4] == len(rows)

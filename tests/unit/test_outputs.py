@@ -16,7 +16,6 @@ from indexd.commitlog.batcher import TopicTable
 from indexd.consumequeue.check import check_queues, recover_queues
 from indexd.consumequeue.format import BLANK_UNIT, QueueMark, QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
-from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.index.check import check_file
 from indexd.index.file import IndexService
@@ -210,14 +209,6 @@ def test_expiry_asks_the_disk_only_about_queues_that_may_have_changed() -> None:
     assert store.mark().held.queues[0].min_offset == 25
 
 
-def test_a_directory_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
-    (tmp_path / "T/0/00000000000000000000").mkdir(parents=True)
-    store = make(Disk(), 4, tmp_path)
-    store.build(batch_of([one(0, 0)], TopicTable()))
-    with pytest.raises(DiskError, match="Is a directory"):
-        store.publish()
-
-
 # --- ConsumeQueues: recovery ---
 
 FILE_SIZE = 80
@@ -241,24 +232,10 @@ def planned(
     *,
     root: Path = QUEUES,
     is_unclean: bool = False,
-    log_begin: int = 0,
 ) -> OutputRecovery[QueuesMark]:
     """What is left of queues, if all before ``phy_offset`` is believed, and reading the log goes on there."""
-    scope = RecoveryScope(phy_offset, phy_offset, log_begin, is_unclean)
+    scope = RecoveryScope(phy_offset, phy_offset, 0, is_unclean)
     return recover_queues(disk, root, QueuesMark(FILE_SIZE, tuple(marks)), FILE_SIZE, scope, 1000)
-
-
-def go_on_queues(disk: SimDisk, found: OutputRecovery[QueuesMark]) -> None:
-    """Build what the log has to give again, and hold the whole against an undisturbed build."""
-    carried_out(disk, found)
-    store = ConsumeQueueStore(disk, QUEUES, FILE_SIZE, 1000)
-    store.load(found.held)
-    assert found.refill_from is not None
-    for batch in batches([message for message in MESSAGES if message.phy_offset >= found.refill_from], 13):
-        store.build(batch)
-    done = {mark[:2]: mark for mark in store.mark().held.queues}
-    assert done == {mark[:2]: QueueMark(*mark) for mark in naive(MESSAGES).marks()}
-    assert sim_tree(disk, QUEUES) == naive(MESSAGES).tree()
 
 
 def test_what_is_whole_is_left_alone() -> None:
@@ -280,26 +257,6 @@ def test_a_queue_of_blank_units_alone_is_none() -> None:
     assert (sim_tree(disk, QUEUES), disk.list_dirs(QUEUES)) == ({}, [])
 
 
-@pytest.mark.parametrize("nth", [0, 1, 2, -1])
-@pytest.mark.parametrize("size", [None, 15, FILE_SIZE + 20, 0])
-def test_units_that_are_gone_come_from_the_log_again(nth: int, size: int | None) -> None:
-    disk = SimDisk(ROOT)
-    marks = build_queues(disk, MESSAGES)
-    victim = marks[2]
-    begin = range(victim.first_offset, victim.max_offset, 4)[nth]
-    path = QUEUES / victim.topic / str(victim.queue_id) / f"{begin * 20:020d}"
-    if size is None:
-        disk.unlink(path)
-    else:
-        disk.open_write(path).truncate(size)
-    found = planned(disk, marks, MESSAGES[-1].phy_offset + MESSAGES[-1].size, is_unclean=True)
-    assert list(found.held.queues) == [mark for mark in marks if mark != victim]
-    (reason,) = found.reasons
-    assert f"ConsumeQueue {victim.topic}/{victim.queue_id}: file {path.name} " in reason
-    assert found.refill_from == 0
-    go_on_queues(disk, found)
-
-
 def test_a_last_unit_that_is_another_makes_the_queue_anew() -> None:
     disk = SimDisk(ROOT)
     marks = build_queues(disk, MESSAGES)
@@ -311,17 +268,6 @@ def test_a_last_unit_that_is_another_makes_the_queue_anew() -> None:
     assert victim not in found.held.queues
     assert found.refill_from == 0
     assert f"unit {last} is not the one that was written" in found.reasons[0]
-    go_on_queues(disk, found)
-
-
-def test_units_that_are_gone_and_have_expired_are_not_asked_for() -> None:
-    disk = SimDisk(ROOT)
-    marks = build_queues(disk, MESSAGES)
-    victim, early = marks[0], MESSAGES[5].phy_offset
-    disk.unlink(QUEUES / victim.topic / str(victim.queue_id) / f"{(victim.first_offset + 4) * 20:020d}")
-    for log_begin, refill_from in ((early, early), (victim.max_phy_offset, None)):
-        found = planned(disk, marks, EVERYTHING - 1, log_begin=log_begin)
-        assert (found.held.queues, found.refill_from) == (marks[1:], refill_from)
 
 
 @pytest.mark.parametrize("numbers", [(1, 1, 3, 99), (-4, 1, 3, 99), (4, 1, 8, 99), (0, 9, 8, 99), (4, 4, 4, -1, 4)])
@@ -342,12 +288,9 @@ def test_queues_that_no_mark_names_go_and_what_is_not_ours_stays(tmp_path: Path)
     for path in (*leftovers, *foreign):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(b"x")
-    (root / "empty").mkdir()
-    found = planned(disk, marks, root=root)
-    recovered = carried_out(disk, found)
+    recovered = carried_out(disk, planned(disk, marks, root=root))
     assert tree(root) == ours | dict.fromkeys(foreign, b"x")
-    assert {str(path.relative_to(root)) for path in found.delete} == set(leftovers)
-    assert [(root / path).exists() for path in ("Gone", "Topic0/77", "empty")] == [False, False, True]
+    assert not (root / "Gone").exists()
     assert {root, root / "Topic0", root / "Topic0/0", root / "Half/1"} == set(recovered.directories())
     assert planned(disk, marks, root=root).delete == ()
 

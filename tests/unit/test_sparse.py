@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.compare.secondary import EntryDifference, SparseComparison
-from indexd.errors import DiskError
-from indexd.findings import Findings
-from indexd.output import Condition, OutputRecovery, RecoveryScope
+from indexd.output import OutputRecovery, RecoveryScope
 from indexd.sparse.check import check_sparse, recover_sparse
 from indexd.sparse.format import (
     SparseMark,
@@ -35,7 +32,6 @@ from support.queues import (
     sparse_batch,
     sparse_batches,
 )
-from support.verifying import change
 
 SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
@@ -126,70 +122,13 @@ def build_sparse(directory: Path, rows: Sequence[Row], interval: int = 300) -> S
     return held
 
 
-def check(directory: Path, mark: SparseMark, condition: Condition = Condition.AT_REST) -> Findings:
-    return check_sparse(Disk(), directory, SEGMENT_SIZE, mark, scope_of(condition))
-
-
-def compare(
-    directory: Path, mark: SparseMark, rows: Sequence[Row], split: Sequence[int] = (50,), begin: int = 0
-) -> list[EntryDifference]:
-    comparison = SparseComparison(Disk(), directory, SEGMENT_SIZE, mark, begin)
-    parts = sparse_batches([row for row in rows if row[0] >= begin], split)
-    return [found for batch in parts for found in comparison.take(batch)] + list(comparison.finish())
-
-
-@settings(max_examples=40)
-@given(rows=log_rows(), interval=INTERVALS, split=SPLITS, data=st.data())
-def test_every_changed_byte_of_a_sparse_index_is_found_where_it_is(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], interval: int, split: list[int], data: st.DataObject
-) -> None:
-    directory = tmp_path_factory.mktemp("any")
-    mark = build_sparse(directory, rows, interval)
-    begin = rows[len(rows) // 2][0] // SEGMENT_SIZE * SEGMENT_SIZE
-    assert check(directory, mark).kept == []
-    assert compare(directory, mark, rows, split) == compare(directory, mark, rows, split, begin) == []
-    widths = zip(mark.segments, strict=True)
-    files = [(*file, width) for (segment,) in widths for file, width in zip(segment.files, (8, 12), strict=True)]
-    if not (used := [row for row in files if row[1]]):
-        return
-    name, size, width = data.draw(st.sampled_from(used))
-    position, path = data.draw(st.integers(0, size - 1)), directory / name
-    change(path, position, bytes([path.read_bytes()[position] ^ 1 << data.draw(st.integers(0, 7))]))
-    (found,) = compare(directory, mark, rows, [7])
-    assert (found.name, found.position) == (path.name, position // width * width)
-    # Without the log not every wrong number can be told; those that are told are this one or its neighbour.
-    for finding in check(directory, mark).kept:
-        assert finding.file == f"sparse/{path.name}"
-        assert 0 <= finding.position // width - position // width <= 1
-
-
-ROWS: list[Row] = [(position, 100, 1000 + position) for position in range(0, 3 * SEGMENT_SIZE, 128)]
-
-
-def test_a_log_that_is_longer_shorter_or_has_other_segments(tmp_path: Path) -> None:
-    mark = build_sparse(tmp_path, ROWS)
-    last = mark.segments[-1]
-    texts = [found.text for found in compare(tmp_path, mark, ROWS[:-1])]
-    assert texts == [f"the segment has {last.messages - 1} messages, but the frontier says 32"]
-    (found, *_) = compare(tmp_path, mark, ROWS[:-20])
-    wanted = index_name(2 * SEGMENT_SIZE), f"{last.offset_entries} entries, but the log comes to 2"
-    assert (found.name, found.text) == wanted
-    assert compare(tmp_path, mark, ROWS[:64])[-1].text == "the log has no message of this segment"
-    texts = [found.text for found in compare(tmp_path, mark._replace(segments=mark.segments[1:]), ROWS)]
-    assert texts == ["the segment has 32 messages, and the frontier names no sparse indexes of it"]
-    # Files that are gone are for the check to say, and no difference; a directory in their place is an error.
-    path = tmp_path / index_name(0)
-    path.unlink()
-    (tmp_path / index_name(SEGMENT_SIZE * 9)).touch()
-    assert check(tmp_path, mark).counts == {"file-missing": 1, "file-unnamed": 1}
-    assert check(tmp_path, mark, Condition.GROWING).counts == {"file-missing": 1}
-    comparison = SparseComparison(Disk(), tmp_path, SEGMENT_SIZE, mark, 0)
-    assert [one for batch in sparse_batches(ROWS, [50]) for one in comparison.take(batch)] == []
-    assert comparison.gone == [path.name]
-    path.mkdir()
-    for call in (check, lambda *about: compare(*about, ROWS)):
-        with pytest.raises(DiskError):
-            call(tmp_path, mark)
+def test_more_entries_than_are_written_or_read_at_once(tmp_path: Path) -> None:
+    rows: list[Row] = [(number * 96, 96, number) for number in range(70_000)]
+    service = SparseService(Disk(), tmp_path, 1 << 23, 0)
+    service.build(sparse_batch(rows))
+    mark = service.mark().held
+    assert sparse_files(tmp_path, mark) == expected_files(rows, 0, 1 << 23)
+    assert check_sparse(Disk(), tmp_path, 1 << 23, mark, scope_of()).kept == []
 
 
 # --- sparse indexes: recovery ---
@@ -200,12 +139,10 @@ def rows_of(segments: int) -> list[Row]:
     return [(SEGMENT_SIZE * segment + 100 * number, 100, 1000 * segment + number) for segment, number in places]
 
 
-def planned_sparse(
-    directory: Path, mark: SparseMark, disk: Disk | None = None, *, is_unclean: bool = True
-) -> OutputRecovery[SparseMark]:
+def planned_sparse(directory: Path, mark: SparseMark, *, is_unclean: bool = True) -> OutputRecovery[SparseMark]:
     end = mark.phy_offset
     scope = RecoveryScope(end, end, 0, is_unclean)
-    return recover_sparse(disk or Disk(), directory, SEGMENT_SIZE, mark, mark.interval, scope)
+    return recover_sparse(Disk(), directory, SEGMENT_SIZE, mark, mark.interval, scope)
 
 
 def recovered(directory: Path, mark: SparseMark) -> OutputRecovery[SparseMark]:
@@ -240,16 +177,6 @@ def test_a_clean_stop_leaves_nothing_to_do(tmp_path: Path) -> None:
     assert (done.held, done.refill_from, done.delete) == (SparseMark(300), None, ())
 
 
-def test_indexes_that_no_mark_names_go_and_what_is_not_ours_stays(tmp_path: Path) -> None:
-    mark = build_sparse(tmp_path, rows_of(2))
-    leftovers = {f"{9 * SEGMENT_SIZE:020d}.index", f"{5:020d}.timeindex"}
-    foreign = {"notes.txt", f"{5:020d}.index.deleted", "5.index"}
-    for name in leftovers | foreign:
-        (tmp_path / name).write_bytes(b"x")
-    assert {path.name for path in recovered(tmp_path, mark).delete} == leftovers
-    assert foreign <= {path.name for path in tmp_path.iterdir()}
-
-
 @pytest.mark.parametrize(
     ("number", "is_time", "keep", "data"),
     [
@@ -281,30 +208,3 @@ def test_what_does_not_hold_is_built_again_with_all_behind(
     assert f"{base:020d}" in reason
     assert done.held == SparseMark(300, base, mark.segments[:number], None)
     go_on_sparse(tmp_path, done, rows)
-
-
-def test_bytes_behind_the_mark_become_zeros(tmp_path: Path) -> None:
-    rows = rows_of(2)
-    mark = build_sparse(tmp_path, rows)
-    name, size = mark.segments[-1].files[0]
-    path = tmp_path / name
-    length = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:size] + bytes(20) + b"torn".ljust(length - size - 20, b"\0"))
-    done = recovered(tmp_path, mark)
-    assert (path, size, length) in done.cut
-    assert path.stat().st_size == length
-    assert not any(path.read_bytes()[size:])
-    # Trimmed, as a segment that was closed after the mark: the length comes back.
-    path.write_bytes(path.read_bytes()[:size])
-    go_on_sparse(tmp_path, recovered(tmp_path, mark), rows)
-    assert path.stat().st_size == length
-
-
-def test_a_disk_that_cannot_be_read_is_not_a_damaged_file(tmp_path: Path) -> None:
-    class Unreadable(Disk):
-        def open_read(self, path: Path):  # type: ignore[no-untyped-def]
-            raise DiskError("open", path, OSError(13, "Permission denied"))
-
-    mark = build_sparse(tmp_path, rows_of(2))
-    with pytest.raises(DiskError):
-        planned_sparse(tmp_path, mark, Unreadable())

@@ -67,10 +67,7 @@ class QueueFiles:
 
 
 _MOVED_SHOWN = 1000
-# Units that are collected before they are written: 5 MiB, or more if there are many queues, so that an open and a
-# write are worth it. The memory of the longest buffers is the system's until it is used.
-UNITS_PER_WRITE = 1 << 18
-UNITS_A_QUEUE = 128
+# The memory of the longest buffers is the system's until it is used.
 _UNITS_MAX = 1 << 20
 
 
@@ -79,6 +76,9 @@ class ConsumeQueueStore(Output[QueuesMark]):
 
     name, label, folder = "consumeQueue", "cq", "consumequeue"
     is_compared = True
+    #: Units that are collected before they are written: 5 MiB, or more if there are many queues, so that an open and a
+    #: write are worth it.
+    units_per_write, units_a_queue = 1 << 18, 128
 
     def __init__(
         self, disk: Disk, directory: Path, file_size: int, queues_max: int, files: QueueFiles | None = None
@@ -149,7 +149,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
             row = self._interrupted[1]
         numbers = queues.numbers(batch)
         while True:
-            room = max(UNITS_PER_WRITE, min(UNITS_A_QUEUE * len(queues), _UNITS_MAX))
+            room = max(self.units_per_write, min(self.units_a_queue * len(queues), _UNITS_MAX))
             status, row = put_units(
                 batch.columns, batch.rows, row, numbers, queues.table_keys, queues.table_slots, queues.is_closed,
                 queues.state, self._units[:room], self._slots, self._used, self._touched, self._counts,
