@@ -132,7 +132,7 @@ CALLS = st.one_of(
     st.tuples(st.sampled_from(["unlink", "list", "exists", "make_dir", "remove_dir"]), NAMES, st.just(0)),
     st.tuples(st.just("atomically"), NAMES, st.integers(0, 9000)),
     st.tuples(st.just("rename"), st.sampled_from(["a", "b", "c"]), st.integers(0, 2)),
-    st.tuples(st.just("exchange"), NAMES, st.integers(0, len(ALL_NAMES) - 1)),
+    st.tuples(st.sampled_from(["link", "exchange"]), NAMES, st.integers(0, len(ALL_NAMES) - 1)),
 )
 
 
@@ -154,7 +154,7 @@ def outcome(disk: Disk, root: Path, call: tuple[str, str, int]) -> object:
                 return disk.list_dir(path), {name: stamp.size for name, stamp in disk.stamps(path).items()}
             case "atomically":
                 return disk.write_atomically(path, bytes(number), durable=number % 2 == 0)
-            case "rename" | "exchange":
+            case "rename" | "link" | "exchange":
                 getattr(disk, operation)(path, other)
                 return operation == "rename" or disk.stamp(path).inode == disk.stamp(other).inode
         return getattr(disk, operation)(path)

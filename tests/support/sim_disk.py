@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OPERATIONS = (
     *("open_read", "open_write", "create", "exists", "list_dir", "stamps"),
     *("size", "stamp", "pread", "pwrite", "allocate", "truncate", "fsync"),
-    *("rename", "exchange", "unlink", "remove_dir", "make_dir", "sync_dir"),
+    *("rename", "link", "exchange", "unlink", "remove_dir", "make_dir", "sync_dir"),
 )
 # What the real disk calls its operations where an error names them.
 WORDS = {
@@ -43,7 +43,7 @@ WORDS = {
 #: Those that leave another disk behind; a crash between two others is a crash before the later one.
 CHANGES = frozenset(
     {
-        *("create", "pwrite", "allocate", "truncate", "fsync", "rename", "exchange"),
+        *("create", "pwrite", "allocate", "truncate", "fsync", "rename", "link", "exchange"),
         *("unlink", "remove_dir", "make_dir", "sync_dir"),
     }
 )
@@ -285,6 +285,24 @@ class SimDisk(Disk):
         return [(name, node) for name, node in names.items() if isinstance(node, SimInode)]
 
     # The calls of Disk.
+
+    @simulated
+    def link(self, source: Path, target: Path) -> None:
+        words = f"link {source} to"
+        self.meet("link", target, words)
+        # The real disk opens both directories before it looks for the file: the source's, then the target's.
+        try:
+            here, parent = (self._parent("link", path, words) for path in (source, target))
+        except DiskError as error:
+            raise self.error("link", target, error.errno or 0, words) from None
+        node = here.names.get(source.name)
+        if node is None:
+            raise self.error("link", target, errno.ENOENT, words)
+        if target.name in parent.names:
+            raise self.error("link", target, errno.EEXIST, words)
+        if isinstance(node, SimDirectory):
+            raise self.error("link", target, errno.EPERM, words)
+        parent.change(Change(None, target.name, node))
 
     @simulated
     def exchange(self, one: Path, other: Path) -> None:
