@@ -10,7 +10,7 @@ ConsumeQueueExt is off in a broker unless it is asked for, and is not built eith
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,47 +24,8 @@ from indexd.consumequeue.kernel import LEFT_OUT, MAX_PHY_OFFSET, MOVED_FROM, NEW
 from indexd.consumequeue.queues import FIRST, MIN, MIN_PHY, WRITTEN, Queues
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.findings import Findings
-from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, RecoveryScope, Row, Unsynced
+from indexd.output import CheckScope, Output, OutputMark, OutputRecovery, RecoveryScope, Row
 from indexd.storage.disk import Disk
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-
-class QueueFiles:
-    """Writes the files of queues below ``root``, noting in ``unsynced`` what was changed.
-
-    Raises DiskError; after one the same write may be tried again. One owner, no locks.
-    """
-
-    def __init__(self, disk: Disk, root: Path, file_size: int, unsynced: Unsynced) -> None:
-        self._disk, self._root, self._file_size, self._unsynced = disk, root, file_size, unsynced
-
-    def write(self, directory: Path, offset: int, units: Buffer) -> None:
-        """Write whole units, all of one file, at unit ``offset`` of the queue; a file that begins there is made."""
-        path, position = self.path(directory, offset), offset * UNIT_SIZE % self._file_size
-        if position == 0:
-            self._make(path)
-        with self._disk.open_write(path) as file:
-            file.pwrite(units, position)
-        self._unsynced.add(path)
-
-    def path(self, directory: Path, offset: int) -> Path:
-        """The file that holds unit ``offset`` of the queue in ``directory``."""
-        return directory / file_name(offset * UNIT_SIZE // self._file_size * self._file_size)
-
-    def _make(self, path: Path) -> None:
-        # Thousands of queues may appear at once: their directories are synced by the next flush, together. That goes
-        # for those that are there already, too: whoever made them may have died before.
-        self._disk.make_dir(path.parent, durable=False)
-        for directory in (path.parent.parent, self._root, path.parent, self._root.parent):
-            self._unsynced.add_directory(directory)
-        # Left of an attempt that failed, it holds nothing.
-        file, _ = self._disk.open_or_create(path)
-        with file:
-            file.truncate(0)
-            file.truncate(self._file_size)
-
 
 _MOVED_SHOWN = 1000
 # The memory of the longest buffers is the system's until it is used.
@@ -80,15 +41,11 @@ class ConsumeQueueStore(Output[QueuesMark]):
     #: write are worth it.
     units_per_write, units_a_queue = 1 << 18, 128
 
-    def __init__(
-        self, disk: Disk, directory: Path, file_size: int, queues_max: int, files: QueueFiles | None = None
-    ) -> None:
+    def __init__(self, disk: Disk, directory: Path, file_size: int, queues_max: int) -> None:
         super().__init__(disk, directory)
         self.file_size = file_size
         self._file_units = file_size // UNIT_SIZE
         self._queues = Queues(self._file_units, queues_max)
-        #: Takes what is written.
-        self._files = QueueFiles(disk, directory, file_size, self.unsynced) if files is None else files
         # What the kernel collects, and the same sorted by queue, the bytes of the files.
         self._units = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
         self._grouped = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
@@ -273,12 +230,14 @@ class ConsumeQueueStore(Output[QueuesMark]):
             "its topic has batch consume queues, which are not built": batch,
         }
 
-    def _directory(self, slot: int) -> Path:
-        return queue_directory(self.directory, *self._queues.names[slot])
+    def _path(self, slot: int, offset: int) -> Path:
+        # The file that holds unit ``offset`` of the queue.
+        name = file_name(offset * UNIT_SIZE // self.file_size * self.file_size)
+        return queue_directory(self.directory, *self._queues.names[slot]) / name
 
     def _paths(self, slot: int, first: int, end: int) -> list[Path]:
         # The files of a queue from the one that begins with unit ``first`` on.
-        return [self._files.path(self._directory(slot), at) for at in range(first, end, self._file_units)]
+        return [self._path(slot, at) for at in range(first, end, self._file_units)]
 
     def _write_runs(self) -> None:
         while self._runs:
@@ -294,8 +253,24 @@ class ConsumeQueueStore(Output[QueuesMark]):
             self._runs[-1:] = [(slot, row + count, last)] if row + count < last else []
 
     def _write(self, slot: int, offset: int, units: NDArray[np.uint32]) -> None:
-        directory = self._directory(slot)
-        if self._expired and offset % self._file_units == 0:
-            self._expired.pop(self._files.path(directory, offset), None)  # of the same name, and made anew
-        self._files.write(directory, offset, units.data)
+        # Whole units, all of one file; one that begins there is made.
+        path, position = self._path(slot, offset), offset * UNIT_SIZE % self.file_size
+        if position == 0:
+            self._expired.pop(path, None)  # of the same name, and made anew
+            self._make(path)
+        with self._disk.open_write(path) as file:
+            file.pwrite(units.data, position)
+        self.unsynced.add(path)
         self._queues.places[slot, WRITTEN] = offset + len(units)
+
+    def _make(self, path: Path) -> None:
+        # Thousands of queues may appear at once: their directories are synced by the next flush, together. That goes
+        # for those that are there already, too: whoever made them may have died before.
+        self._disk.make_dir(path.parent, durable=False)
+        for directory in (path.parent.parent, self.directory, path.parent, self.directory.parent):
+            self.unsynced.add_directory(directory)
+        # Left of an attempt that failed, it holds nothing.
+        file, _ = self._disk.open_or_create(path)
+        with file:
+            file.truncate(0)
+            file.truncate(self.file_size)
