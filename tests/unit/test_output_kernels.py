@@ -23,11 +23,12 @@ from indexd.index.file import IndexFile
 from indexd.index.format import FLAVOURS, Flavour, IndexHeader, IndexLayout, index_key_hash
 from indexd.index.kernel import DONE, FILE_FULL
 from indexd.index.reader import IndexFileReader
+from indexd.sparse.kernel import final_time_entry, new_state, segment_entries
 from indexd.storage.disk import Disk
 from support.naive import NaiveConsumeQueueStore, NaiveIndexFile, QueueMessage
-from support.queues import batch_of, sim_tree
+from support.queues import Entries, batch_of, sim_tree
 from support.sim_disk import SimDisk
-from support.strategies import BASE_TIME, Sample, logs, pieces, store_timestamps, topics
+from support.strategies import Sample, logs, pieces, store_timestamps, topics
 from support.twins import batches, encode, put_key
 
 EXTREME = st.one_of(store_timestamps(), st.sampled_from([2**63 - 1, -(2**63), 2**62, -(2**62), 1000, 999]))
@@ -78,16 +79,26 @@ def test_the_index_file_vector() -> None:
         assert published(file) == head + body
 
 
-def test_only_changed_pages_of_slots_are_written_and_all_of_them() -> None:
-    """More slots than a page holds, and more entries than the buffer does at once."""
-    slots, entries = 5000, 700
-    naive = NaiveIndexFile(slots, entries)
-    with new_file(slots, entries) as file:
-        for number in range(entries):
-            put_key(file, "T", f"key-{number * number}", number, BASE_TIME + number, FLAVOURS["5.4"])
-            naive.put_key(f"T#key-{number * number}", number, BASE_TIME + number)
-            assert number % 97 or published(file) == naive.to_bytes()
+@given(PUTS, st.sampled_from([1, 3, 50, 5000]), st.integers(2, 20), st.sampled_from(list(FLAVOURS)), EXTREME)
+def test_puts_make_the_naive_file(puts: list[tuple], slots: int, entries: int, flavour: str, previous: int) -> None:
+    """5000 slots are more than a page holds: those that changed are written, whenever that is."""
+    header = IndexHeader(0, previous, 0, abs(previous) if previous > -(2**63) else 0)
+    ends = header.end_phy_offset, header.end_timestamp, FLAVOURS[flavour].counts_every_put
+    naive = NaiveIndexFile(slots, entries, *ends)
+    with new_file(slots, entries, header) as file:
         assert published(file) == naive.to_bytes()
+        for topic, key, phy_offset, time in puts:
+            put = put_key(file, topic, key, phy_offset, time, FLAVOURS[flavour])
+            assert (put == DONE) == naive.put_key(f"{topic}#{key}", phy_offset, time)
+            assert time % 5 or published(file) == naive.to_bytes()
+        assert published(file) == naive.to_bytes()
+        file.flush()
+        assert file.path.read_bytes() == naive.to_bytes(flushed=True)
+        loaded = IndexFile.load(Disk(), file.path, file.layout, file.mark(full=False))
+        put_key(loaded, "T", "later", 7, 7, FLAVOURS[flavour])
+        naive.put_key("T#later", 7, 7)
+        assert published(loaded) == naive.to_bytes(flushed=True)
+        loaded.close()
 
 
 def test_time_differences_wrap_as_javas() -> None:
@@ -232,3 +243,34 @@ def test_every_file_and_mark_is_what_the_rules_say(
     assert list(twins.store.left_out().values()) == [kinds["nameless"], kinds["left out"], kinds["batch"]]
     left_out = figures["batchMessages"], figures["leftOutMessages"]
     assert left_out == (kinds["batch"], kinds["nameless"] + kinds["left out"])
+
+
+# --- sparse indexes: the entries of a segment ---
+
+BATCHES = st.lists(
+    st.tuples(st.integers(1, 500), st.integers(1, 3), st.integers(-3, 40) | st.integers(-(2**63), 2**63 - 1)),
+    max_size=40,
+)
+
+
+@given(BATCHES, st.sampled_from([0, 1, 100, 499, 500, 4096]), st.integers(1, 7), st.integers(1, 5))
+def test_batches_of_a_segment(batches: list[tuple[int, int, int]], interval: int, split: int, room: int) -> None:
+    rows, position, offset, twin = [], 0, -1, Entries(interval)
+    for size, count, timestamp in batches:
+        offset += count
+        rows.append((position, size, offset, timestamp))
+        twin.put(*rows[-1])
+        position += size
+    columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
+    state, at, found = new_state(), 0, ([], [])  # type: ignore[var-annotated]
+    while at < len(rows):
+        pair = np.empty((2, room, 2), np.int64)
+        at, *counts = segment_entries(*columns, at, min(at + split, len(rows)), interval, state, *pair)
+        for entries, made, count in zip(found, pair, counts, strict=True):
+            entries.extend(map(tuple, made[:count].tolist()))
+    assert found == (twin.offsets, twin.times)
+    last = final_time_entry(state)
+    twin.roll()
+    assert found[1] + ([] if last is None else [last]) == twin.times
+    assert final_time_entry(state) is None
+    assert state[4] == len(rows)
