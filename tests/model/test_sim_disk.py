@@ -52,10 +52,6 @@ def names(disk: SimDisk) -> str:
     return " ".join(name for name, _ in disk.list_dir(ROOT))
 
 
-def size(disk: SimDisk) -> int:
-    return len(disk.read(FILE))
-
-
 def inodes(disk: SimDisk) -> tuple[int, int]:
     return disk.stamp(ROOT / "two").inode, disk.stamp(ROOT / "d" / "one").inode
 

@@ -223,7 +223,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> SimDisk:
 @pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - UNUSED))
 def test_one_call_fails(tmp_path: Path, undisturbed: SimDisk, operation: str, name: str) -> None:
     count = undisturbed.counts[operation]
-    for nth in sorted({1, max(count // 3, 1), max(2 * count // 3, 1), max(count, 1)}):
+    for nth in sorted({1, max(count // 2, 1), max(count, 1)}):
         world = World(tmp_path / str(nth), 1, SMALL)
         world.disk.faults = [Fault(operation, name, nth=nth)]
         live(world)
