@@ -81,17 +81,19 @@ def status(args: argparse.Namespace, config: Config) -> int:
     if args.watch is not None:
         before = _CLEAR if sys.stdout.isatty() else "\n"
     while True:
-        look = asker.look()
-        if wants_json(args):
-            told = {"events": look.events, "findings": look.findings, "notes": look.notes}
-            when = {"at": int(look.at * 1000), "ageMilliseconds": int(look.age * 1000)}
-            print_json({**look.row, "asked": look.asked, **when, **told})
-        else:
-            # In one piece, so that Ctrl-C leaves a whole look on the terminal.
-            print_line(before + "\n".join(draw(look)))
-        if args.watch is None:
+        look, has_reader = asker.look(), False
+        with suppress(BrokenPipeError):  # whoever reads may have enough: then this look was the last
+            if wants_json(args):
+                told = {"events": look.events, "findings": look.findings, "notes": look.notes}
+                when = {"at": int(look.at * 1000), "ageMilliseconds": int(look.age * 1000)}
+                print_json({**look.row, "asked": look.asked, **when, **told})
+            else:
+                # In one piece, so that Ctrl-C leaves a whole look on the terminal.
+                print_line(before + "\n".join(draw(look)))
+            sys.stdout.flush()
+            has_reader = True
+        if args.watch is None or not has_reader:
             return int(bool(look.findings))
-        sys.stdout.flush()
         time.sleep(args.watch)
 
 
