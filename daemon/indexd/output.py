@@ -148,34 +148,23 @@ class Unsynced:
     """Files and directories that were changed and are not known to be durable."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
-        self._directories: dict[Path, int] = {}
+        #: Each with the mark by which it was changed last.
+        self.files: dict[Path, int] = {}
+        self.directories: dict[Path, int] = {}
         #: Of the mark that comes next.
         self.serial = 1
 
     def add(self, path: Path) -> None:
         """A file was changed, or will be right now: where the disk refuses half way, it was changed as well."""
-        self._files[path] = self.serial
+        self.files[path] = self.serial
 
     def add_directory(self, path: Path) -> None:
         """A name in it was made or removed."""
-        self._directories[path] = self.serial
-
-    def discard(self, path: Path) -> None:
-        """The file is to be removed: nobody needs it."""
-        self._files.pop(path, None)
-
-    def files(self) -> tuple[Path, ...]:
-        """All files, in order of their first change."""
-        return tuple(self._files)
-
-    def directories(self) -> tuple[Path, ...]:
-        """All directories, the same way."""
-        return tuple(self._directories)
+        self.directories[path] = self.serial
 
     def synced(self, mark: OutputMark[Any]) -> None:
         """What ``mark`` names is durable as it was then; it may have changed since."""
-        for known, paths in ((self._files, mark.unsynced), (self._directories, mark.directories)):
+        for known, paths in ((self.files, mark.unsynced), (self.directories, mark.directories)):
             for path in paths:
                 if known.get(path, mark.serial + 1) <= mark.serial:
                     del known[path]
@@ -236,7 +225,7 @@ class Output(ABC, Generic[Held]):
         """What stands now, published."""
 
     def _mark(self, held: Held) -> OutputMark[Held]:
-        files, directories = self.unsynced.files(), self.unsynced.directories()
+        files, directories = tuple(self.unsynced.files), tuple(self.unsynced.directories)
         mark = OutputMark(held, files, directories, expired=tuple(self._expired), serial=self.unsynced.serial)
         self.unsynced.serial += 1
         return mark
@@ -257,7 +246,7 @@ class Output(ABC, Generic[Held]):
         # Nobody syncs these any more, and the next mark has them expired.
         names = []
         for path in paths:
-            self.unsynced.discard(path)
+            self.unsynced.files.pop(path, None)
             self._expired[path] = None
             names.append(str(path.relative_to(self.directory)))
         return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from indexd.dispatch.reput import DiskWatermark
+from indexd.errors import DisturbedError
 from indexd.index.format import IndexLayout
 from indexd.query import open_data
 from support.beside_log import over_queues, write
-from support.daemon import QUICK, Daemon, assert_same_index, index_files, indexd, rebuild
-from support.faults import RETRY, Place, end_line
+from support.daemon import Daemon, assert_same_index, index_files, indexd
+from support.faults import Place, check_directory, end_line
+from support.inside import opened_inside, row_of, wait_until
 from support.naive import naive_frames
 from support.outputs import INTERVAL, UNITS, Built, build, copied
 from support.reopened import config_for, cut_at, undisturbed, write_on
@@ -40,10 +44,8 @@ def check_mended(daemon: Daemon, end: int) -> None:
     """
     daemon.wait_state(lambda row: bool(row["phyOffset"] >= end and (row["caughtUp"] or row["corrupt"] is not None)))
     assert daemon.terminate() == 0
-    whole = daemon.data.with_name("undisturbed")
-    rebuild(daemon.store, whole, *SIZES)
-    assert_same_index(daemon.data, whole)
-    assert said(daemon.data) == said(whole)
+    check_directory(daemon.store, daemon.data)
+    assert said(daemon.data) == said(daemon.data.with_name("undisturbed"))
 
 
 def said(data: Path) -> tuple[Any, ...]:
@@ -61,60 +63,13 @@ def after(daemon: Daemon, event: str, count: int = 1) -> dict[str, Any]:
     return daemon.events(event)[count - 1]
 
 
-def overwrite(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(b"\x5a" * 64)
-
-
-FULL, OPEN = 0, -1
-
-
-@pytest.mark.parametrize(
-    ("which", "damage", "says"),
-    [
-        (FULL, lambda path: path.unlink(), "removed"),
-        (OPEN, lambda path: path.unlink(), "removed"),
-        (FULL, lambda path: shutil.rmtree(path.parent), "removed"),
-        (OPEN, lambda path: os.truncate(path, 1000), "cut to 1000 bytes"),
-        (FULL, lambda path: overwrite(path, 0), "written"),
-        (OPEN, lambda path: overwrite(path, LAYOUT.slot_position(10)), "written"),
-        (FULL, lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
-        (OPEN, lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
-    ],
-    ids=["removed", "removed open", "folder", "cut", "header", "slots", "entries", "entries open"],
-)
-def test_an_index_file_is_touched(place: Place, which: int, damage: Callable[[Path], None], says: str) -> None:
-    with place.running(3000) as daemon:
-        path = index_files(place.data)[which]
-        time.sleep(0.05)  # a write at the same tick of the clock would have the same time
-        damage(path)
-        problem = after(daemon, "disturbed")["problem"]
-        assert f"{path} was {says}" in problem
-        check_mended(daemon, place.end)
-        assert len(daemon.events("disturbed")) == 1
-
-
-def words(path: Path) -> Any:
-    """What a small file says, but for the time at which the open index file was written."""
-    if path.name != "frontier":
-        return path.read_bytes()
-    row = json.loads(path.read_bytes())
-    del row["crc32"]
-    for mark in row["index"]:
-        del mark["mtimeNs"]
-    return row
-
-
 @pytest.mark.parametrize("name", ["abort", "frontier", "checkpoint", "lock"])
 def test_a_small_file_is_removed(place: Place, name: str) -> None:
     with place.running() as daemon:
-        before = words(place.data / name)
         (place.data / name).unlink()
         assert daemon.wait_event("restored")["names"] == [name]
         daemon.wait_for(lambda: (place.data / name).exists() or None, name)
-        assert words(place.data / name) == before
-        assert indexd("--store", place.store, "--data", place.data, *SIZES).returncode == BUSY
+        assert indexd(*place.words).returncode == BUSY
         assert not daemon.events("disturbed")
         check_mended(daemon, place.end)
 
@@ -130,7 +85,7 @@ def test_a_second_instance_that_took_a_new_lock_wins(place: Place) -> None:
             check_mended(second, place.end)
 
 
-@pytest.mark.parametrize(("back", "written"), [(20, 3), (1500, 5), (1500, 2000)])
+@pytest.mark.parametrize(("back", "written"), [(20, 3), (1500, 2000)])
 def test_the_log_is_cut_and_written_on_beside_the_running_daemon(place: Place, back: int, written: int) -> None:
     place.env = {"INDEXD_CORRUPT_AFTER_MS": "200"}
     with place.running(3000) as daemon:
@@ -180,27 +135,25 @@ def five(place: Place) -> Place:
 
 
 def test_after_five_it_refuses_and_recover_goes_on(five: Place) -> None:
-    flags = ("--store", five.store, "--data", five.data, *SIZES)
     for _ in range(5):
         kill_at_start(five)
     for _ in range(2):  # being refused does not count, nor make it forget
-        done = indexd(*flags, env=five.env)
+        done = indexd(*five.words, env=five.env)
         assert done.returncode == INTERNAL
         assert "5 unclean starts within 600 s" in done.stderr.splitlines()[-1]
         assert "indexd --recover" in done.stderr.splitlines()[-1]
-    assert indexd("--recover", *flags).returncode == 0
+    five.recover()
     with five.daemon() as daemon:
         check_mended(daemon, five.end)
 
 
 def test_catching_up_makes_it_forget(five: Place) -> None:
     for _ in range(3):
-        for _ in range(3):
-            kill_at_start(five)
-        assert (five.data / "starts").exists()
-        with five.daemon() as daemon:
-            daemon.wait_caught_up(five.end)
-            daemon.wait_for(lambda: not (five.data / "starts").exists() or None, "starts to go")
+        kill_at_start(five)
+    assert (five.data / "starts").exists()
+    with five.daemon() as daemon:
+        daemon.wait_caught_up(five.end)
+        daemon.wait_for(lambda: not (five.data / "starts").exists() or None, "starts to go")
 
 
 def test_old_starts_do_not_count_nor_those_of_the_future(five: Place) -> None:
@@ -255,19 +208,28 @@ def replace_by_itself(path: Path) -> None:
     copy.rename(path)
 
 
+def overwrite(built: Built, number: int, position: int) -> None:
+    with index_files(built.data)[number].open("r+b") as file:
+        file.seek(position)
+        file.write(b"\x5a" * 64)
+
+
 DAMAGES: dict[str, tuple[str, Callable[[Built], Any]]] = {
+    "full index file removed": ("was removed", lambda built: index_files(built.data)[0].unlink()),
+    "open index file removed": ("was removed", lambda built: index_files(built.data)[-1].unlink()),
+    "open index file cut": ("was cut to 1000 bytes", lambda built: os.truncate(index_files(built.data)[-1], 1000)),
+    "header of a full index file": ("was written", lambda built: overwrite(built, 0, 0)),
+    "slots of the open index file": ("was written", lambda built: overwrite(built, -1, LAYOUT.slot_position(10))),
+    "entries of the open index file": ("was written", lambda built: overwrite(built, -1, LAYOUT.entry_position(10))),
     "queue file removed": ("was removed", lambda built: growing(built).unlink()),
     "queue file cut": ("was cut to 100 bytes", lambda built: os.truncate(growing(built), 100)),
     "queue file replaced": ("was replaced", lambda built: replace_by_itself(growing(built))),
     "a full queue file removed": ("was removed", lambda built: growing(built).with_name("0" * 20).unlink()),
-    "a topic removed": ("was removed", lambda built: shutil.rmtree(growing(built).parent.parent)),
     "all queues removed": ("was removed", lambda built: shutil.rmtree(built.data / "consumequeue")),
     "offset index removed": ("was removed", lambda built: built.pair(0)[0].unlink()),
     "time index cut": ("was cut to 24 bytes", lambda built: os.truncate(built.pair(1)[1], 24)),
-    "growing offset index cut": ("was cut to 24 bytes", lambda built: os.truncate(built.pair(-1)[0], 24)),
     "growing time index removed": ("was removed", lambda built: built.pair(-1)[1].unlink()),
     "growing pair replaced": ("was replaced", lambda built: [replace_by_itself(path) for path in built.pair(-1)]),
-    "all sparse indexes removed": ("was removed", lambda built: shutil.rmtree(built.data / "sparse")),
 }
 
 
@@ -288,6 +250,7 @@ def test_a_file_is_touched(built: Built, damage: str) -> None:
         daemon.wait_event("running")
         end = write(built.store, over_queues(20, 8), SEGMENT_SIZE)
         daemon.wait_durable(end)
+        time.sleep(0.05)  # a write at the same tick of the clock would have the same time
         do(built)
         assert says in after(daemon, "disturbed")["problem"]
         daemon.wait_caught_up(write(built.store, over_queues(20, 8, 2), SEGMENT_SIZE))
@@ -317,34 +280,21 @@ def test_files_are_touched_while_messages_come(built: Built) -> None:
     ],
     ids=["index", "queue", "sparse"],
 )
-def test_what_goes_while_a_drain_waits_is_not_waited_for(
-    built: Built, name: str, remove: Callable[[Built], None], monkeypatch: pytest.MonkeyPatch
+async def test_what_goes_while_a_drain_waits_is_not_waited_for(
+    built: Built, name: str, remove: Callable[[Built], None]
 ) -> None:
     """Nobody looks at the files while a drain is tried again: the builder is the first to meet it."""
-    monkeypatch.delitem(QUICK, "INDEXD_DISK_USED_MAX")  # stronger than the file that a HUP reads again
-    config = built.root / "indexd.toml"
-
-    def bound(daemon: Daemon, most: float) -> None:
-        config.write_text(f"[limits]\ndisk_used_max = {most}\n")
-        os.kill(daemon.pid, signal.SIGHUP)
-
-    config.write_text("[limits]\ndisk_used_max = 1\n")
-    env = RETRY | {"INDEXD_DRAIN_INTERVAL": "1"}
-    with Daemon(built.store, built.data, "-c", config, *FLAGS, env=env) as daemon:
-        daemon.wait_event("running")
-        daemon.wait_durable(write(built.store, over_queues(20, 8), SEGMENT_SIZE))
-        bound(daemon, 0.01)
-        daemon.wait_event("reloaded")
-        end = write(built.store, over_queues(2200, 8, 2), SEGMENT_SIZE)
-        assert daemon.wait_event("degraded")["stage"] == "build"
+    with opened_inside(built.store, built.data, sparse_interval=str(INTERVAL)) as daemon:
+        task = asyncio.create_task(daemon.run())
+        end = write(built.store, over_queues(20, 8), SEGMENT_SIZE)
+        await wait_until(lambda: row_of(daemon).get("durableOffset") == end)
+        daemon._watermark = DiskWatermark(built.data, 0)
+        write(built.store, over_queues(2200, 8, 2), SEGMENT_SIZE)
+        await wait_until(lambda: "build" in row_of(daemon)["problems"])
         remove(built)
-        bound(daemon, 1)
-        problem = after(daemon, "disturbed")["problem"]
-        assert f"{built.data / name}" in problem
-        assert "was removed" in problem
-        daemon.wait_caught_up(end)
-        check_outputs_mended(daemon, built)
-        assert [row["stage"] for row in daemon.events("degraded")] == ["build"]
+        daemon._watermark = DiskWatermark(built.data, 1)
+        with pytest.raises(DisturbedError, match=f"{built.data / name}.* was removed"):
+            await task
 
 
 def test_thousands_of_queues_are_looked_at_in_turn(tmp_path: Path) -> None:
@@ -359,22 +309,3 @@ def test_thousands_of_queues_are_looked_at_in_turn(tmp_path: Path) -> None:
         assert "was removed" in after(daemon, "disturbed")["problem"]
         daemon.wait_caught_up(end)
         check_outputs_mended(daemon, built)
-
-
-def test_verified_while_segments_expire(tmp_path: Path) -> None:
-    """A frontier may name files that are gone a moment later; verify looks again, and compares what is left."""
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write(store, over_queues(12_000, 8), SEGMENT_SIZE)
-    segments = sorted((store / "commitlog").iterdir())[:-2]
-    assert len(segments) > 10
-    with Daemon(store, data, *FLAGS) as daemon:
-        daemon.wait_durable(end)
-        for number, segment in enumerate(segments):
-            segment.unlink()
-            assert kinds(check(data, deep=bool(number % 2))) == {}
-        daemon.wait_for(lambda: Built(store, data).marks[0].first_offset > 0 or None, "expired units")
-        assert daemon.terminate() == 0
-        assert not daemon.events("disturbed")
-    report = check(data, deep=True)
-    assert kinds(report) == {}
-    assert report.segments == 2

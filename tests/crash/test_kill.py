@@ -13,10 +13,10 @@ import pytest
 
 from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import IndexHeader
-from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
+from support.daemon import Daemon, assert_same_index, index_files, indexd_here, rebuild
 from support.faults import Place, end_line
 from support.missing import need, requires
-from support.small_log import SIZES, Growing, write_log
+from support.small_log import SIZES, Growing
 
 KILLS = 12
 #: Of the places where it is killed and of the messages; scripts/soak draws its own.
@@ -55,9 +55,9 @@ def check_what_a_kill_leaves(data: Path) -> None:
         assert {row["name"] for row in frontier["index"]} <= {path.name for path in index_files(data)}
 
 
-def finish(store: Path, data: Path, end: int, *flags: str) -> Daemon:
+def finish(store: Path, data: Path, end: int) -> Daemon:
     """Start once more, catch up with ``end``, stop; the index must then be that of an undisturbed build."""
-    with Daemon(store, data, *(flags or SIZES)) as daemon:
+    with Daemon(store, data, *SIZES) as daemon:
         daemon.wait_caught_up(end)
         assert daemon.terminate() == 0
     assert not (data / "abort").exists()
@@ -82,32 +82,6 @@ def test_kills_at_any_moment_leave_no_trace(tmp_path: Path) -> None:
     print(f"{end} bytes of log, {len(index_files(data))} index files, {rolled} rolls, killed while it {phases}")
     assert phases.count("indexes") >= KILLS // 4
     assert rolled > 5
-    finish(store, data, end)
-
-
-def test_kills_inside_a_recovery(tmp_path: Path) -> None:
-    rand = random.Random(SEED)
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 8000, seed=SEED)
-    rebuild(store, data, *SIZES)
-    recovering = 0
-    for turn in range(4):
-        for path in index_files(data):  # each one has to be written again, and synced
-            with path.open("r+b") as file:
-                file.write(rand.randbytes(2000))
-        (data / "abort").touch()
-        # A mark whose file is too short ends what can be kept, so that now and then there is much to remove as well.
-        if turn % 2 and len(index_files(data)) > 4:
-            index_files(data)[-3].write_bytes(b"short")
-        with Daemon(store, data, *SIZES) as daemon:
-            daemon.wait_event("starting")
-            time.sleep(rand.uniform(0, 0.15))
-            recovering += not daemon.events("recovered")
-        assert (data / "abort").exists()
-        # Files may be gone by now; frontier and checkpoint still are whole.
-        json.loads((data / "frontier").read_bytes())
-        assert (data / "checkpoint").stat().st_size == CHECKPOINT_SIZE
-    assert recovering
     finish(store, data, end)
 
 
@@ -157,24 +131,19 @@ def test_the_checkpoint_names_the_newest_full_file(place: Place) -> None:
 
 def test_a_second_instance_is_refused_and_told_who_runs(place: Place, tmp_path: Path) -> None:
     """By the abort flag, too, from the start to a clean stop."""
-
-    def abort() -> bytes:
-        return (place.data / "abort").read_bytes()
-
     with place.running(100) as daemon:
         with place.daemon() as second:
             assert second.wait() == 5
         assert f"in use by another indexd, pid {daemon.pid}" in end_line(second)
-        for command, data, *out in (("--recover", place.data), ("rebuild", tmp_path / "unused", "--out", place.data)):
-            done = indexd(command, "--store", place.store, "--data", data, *out, *SIZES)
+        for words in (("--recover",), ("rebuild", "--data", tmp_path / "unused", "--out", place.data)):
+            done = indexd_here(*words[:1], *place.words, *words[1:])
             assert done.returncode == 5
             assert f"pid {daemon.pid}" in done.stderr
-        assert abort() == str(daemon.pid).encode("ascii")
         daemon.kill()
-        assert abort() == str(daemon.pid).encode("ascii")
+        assert (place.data / "abort").read_text() == str(daemon.pid)
     with place.daemon() as daemon:
         assert daemon.wait_event("recovered")["reasons"] == ["abort is there"]
-        assert abort() == str(daemon.pid).encode("ascii")
+        assert (place.data / "abort").read_text() == str(daemon.pid)
         daemon.wait_event("running")
         assert daemon.terminate() == 0
     assert not (place.data / "abort").exists()
@@ -186,7 +155,7 @@ def test_a_clean_stop_leaves_no_byte_of_an_index_file_unsynced(place: Place, tmp
     # -D: the daemon is our child, and strace its grandchild.
     place.tracer = ("strace", "-D", "-f", "-y", "-s", "0", "-e", "trace=pwrite64,fsync", "-o", str(calls))
     place.env = {"INDEXD_FLUSH_INTERVAL": "0.01"}
-    with place.running(20_000, *SLOWLY) as daemon:
+    with place.running(8000, *SLOWLY) as daemon:
         assert daemon.terminate() == 0
     last: dict[str, dict[str, int]] = {"pwrite64": {}, "fsync": {}}
     for number, line in enumerate(calls.read_text(errors="replace").splitlines()):

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from indexd.index.format import IndexHeader, IndexLayout
-from support.daemon import Daemon, assert_same_index, compile_kernels, index_files, indexd, indexd_here, rebuild
-from support.queues import tree
+from support.daemon import Daemon, assert_same_index, compile_kernels, index_files, indexd_here, rebuild
+from support.faults import check_directory
 from support.reopened import config_for, named_for, reopen
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
 from support.verifying import ENTRY, HASH, PHY, PREV, TIME, change, change_entry
@@ -63,12 +63,11 @@ def data(base: Base, tmp_path: Path) -> Path:
     return Path(shutil.copytree(base.whole, tmp_path / "data"))
 
 
-def recover(store: Path, data: Path, command: Callable[..., Any] = indexd) -> dict[str, Any]:
-    done = command("--recover", "--json", "--store", store, "--data", data, *SIZES)
+def recover(store: Path, data: Path) -> Any:
+    done = indexd_here("--recover", "--json", "--store", store, "--data", data, *SIZES)
     assert done.returncode == 0, done.stderr
     assert not (data / "abort").exists()
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+    return json.loads(done.stdout)
 
 
 def entry_of(path: Path, number: int) -> tuple[int, ...]:
@@ -81,10 +80,9 @@ def add_to_entry(path: Path, number: int, member: int, by: int) -> None:
 
 
 def check_nothing_to_do(store: Path, data: Path, entries: int) -> None:
-    report = recover(store, data, indexd_here)
-    assert report["keptEntries"] == entries
-    done = [report[name] for name in ("droppedEntries", "rebuiltEntries", "deletedFiles", "rewrittenFiles")]
-    assert done == [0, 0, [], []]
+    report = recover(store, data)
+    names = ("keptEntries", "droppedEntries", "rebuiltEntries", "deletedFiles", "rewrittenFiles")
+    assert [report[name] for name in names] == [entries, 0, 0, [], []]
     assert report["reasons"][-1] == "every entry agrees with the log"
 
 
@@ -140,8 +138,8 @@ def test_slots_and_header_are_written_again(base: Base, data: Path, damage: Call
 @pytest.mark.parametrize(
     ("file", "member", "by"),
     [
-        *((FILE, HASH, HASH_SLOT_NUM), (FILE, HASH, 1), (FILE, PHY, 1), (FILE, PHY, -1), (FILE, TIME, 1)),
-        *((FILE, PREV, -1), (-1, HASH, HASH_SLOT_NUM), (-1, PHY, 1)),
+        *((FILE, HASH, HASH_SLOT_NUM), (FILE, PHY, 1), (FILE, PHY, -1), (FILE, TIME, 1), (FILE, PREV, -1)),
+        (-1, HASH, HASH_SLOT_NUM),
     ],
 )
 def test_a_changed_entry_ends_what_is_kept(base: Base, data: Path, file: int, member: int, by: int) -> None:
@@ -268,19 +266,13 @@ def check_stopped_whole(daemon: Daemon, end: int) -> None:
     """It builds what an undisturbed build makes."""
     daemon.wait_durable(end)
     assert daemon.terminate() == 0
-    whole = daemon.data.with_name("undisturbed")
-    rebuild(daemon.store, whole, *SIZES)
-    assert_same_index(daemon.data, whole)
-    for name in ("consumequeue", "sparse"):
-        assert tree(daemon.data / name) == tree(whole / name)
+    check_directory(daemon.store, daemon.data)
 
 
 #: By the file, and where in it: what is said. Queues and sparse indexes: as far as the order of offsets and times goes.
 BITS: dict[str, tuple[str, int, Callable[[Path], int], int, str]] = {
     "slot": ("index/*", 1, used_slot, 0, ": its slots are not what their checksum says"),
-    "last slot": ("index/*", 0, lambda _: LAYOUT.slot_position(HASH_SLOT_NUM) - 1, 0, ": its slots are not what their"),
     "hash": ("index/*", 0, lambda _: LAYOUT.entry_position(70) + 3, 0, ": its entries are not what their checksum"),
-    "previous": ("index/*", 1, lambda _: LAYOUT.entry_position(73) + 19, 0, ": its entries are not what their"),
     "growing": ("index/*", -1, lambda _: LAYOUT.entry_position(5) + 15, 0, ": its entries are not what their checksum"),
     "version before": ("index/*", 0, used_slot, 0, ": its slots are not what its entries say"),
     "queue": ("consumequeue/*/*/0*", 0, lambda _: 20 * 7 + 4, 6, ""),
@@ -318,9 +310,8 @@ def test_a_bit_of_the_slots_of_the_file_that_grows_is_found_by_the_start(stopped
         check_stopped_whole(daemon, end)
 
 
-def frontier(data: Path) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads((data / "frontier").read_bytes())
-    return row
+def frontier(data: Path) -> Any:
+    return json.loads((data / "frontier").read_bytes())
 
 
 def checksums(data: Path) -> dict[str, Any]:

@@ -23,12 +23,11 @@ from support.verifying import change, check, kinds
 FLAGS = (*SIZES, "--sparse-interval", str(INTERVAL))
 
 
-def recover(built: Built, *flags: str) -> dict[str, Any]:
+def recover(built: Built, *flags: str) -> Any:
     """What it says with --json; it must end well."""
     done = indexd_here("--recover", "--json", "--store", built.store, "--data", built.data, *FLAGS, *flags)
     assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+    return json.loads(done.stdout)
 
 
 def start(built: Built, *, unclean: bool = False, **keys: object) -> Reopened:
@@ -178,27 +177,6 @@ def test_files_of_others_stay(built: Built) -> None:
     assert [path.read_text() for path in others] == ["mine"] * 3
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_damage_of_all_kinds_at_once(built: Built, base: Built, seed: int) -> None:
-    rand = random.Random(seed)
-    files = sorted(
-        path for name in ("consumequeue", "sparse") for path in (built.data / name).rglob("*") if path.is_file()
-    )
-    for path in rand.sample(files, rand.randrange(1, 12)):
-        size = path.stat().st_size
-        match rand.randrange(4):
-            case 0:
-                path.unlink()
-            case 1:
-                os.truncate(path, rand.randrange(size + 1))
-            case 2:
-                path.write_bytes(rand.choice([bytes(size), b"\xff" * size, rand.randbytes(size)]))
-            case _:
-                path.write_bytes(rand.choice([one for one in files if one.exists()]).read_bytes())
-    recover(built)
-    check_whole(built, base)
-
-
 # --- beside expired messages ---
 
 
@@ -215,7 +193,9 @@ def expired(built: Built, segments: int) -> Path:
     return store
 
 
-@pytest.mark.parametrize(("damage", "segments"), [(damage, 1 + number % 2) for number, damage in enumerate(LOST)])
+@pytest.mark.parametrize(
+    ("damage", "segments"), [(damage, 1 + number % 4 // 2) for number, damage in enumerate(LOST) if number % 2]
+)
 def test_what_is_lost_beside_expired_messages(built: Built, damage: str, segments: int) -> None:
     expired(built, segments)
     before = {path: path.read_bytes() for path in built.data.rglob("*") if path.is_file()}
@@ -255,13 +235,6 @@ def test_a_recovery_that_is_broken_off_again_and_again(built: Built, base: Built
     check_whole(built, base)
 
 
-def test_marks_without_evidence(built: Built, base: Built) -> None:
-    built.change_frontier(evidence=())
-    LOST["a queue"](built)
-    recover(built)
-    check_whole(built, base)
-
-
 def change_json(built: Built, edit: Callable[[dict[str, Any]], object]) -> None:
     row = json.loads((built.data / "frontier").read_bytes())
     del row["crc32"]
@@ -275,8 +248,7 @@ def as_before(row: dict[str, Any]) -> None:
         row.pop(name, None)
 
 
-@pytest.mark.parametrize("files", ["none", "left"])
-@pytest.mark.parametrize("how", ["start", "--recover"])
+@pytest.mark.parametrize(("how", "files"), [("start", "left"), ("--recover", "none")])
 def test_a_directory_of_an_older_version_gets_the_outputs(built: Built, base: Built, how: str, files: str) -> None:
     change_json(built, as_before)
     if files == "none":
@@ -338,15 +310,15 @@ def test_an_output_that_is_off_may_be_asked_for_otherwise(built: Built) -> None:
 def test_queues_that_were_left_out_are_filled_when_there_is_room(built: Built, base: Built, unclean: bool) -> None:
     shutil.rmtree(built.data)
     start(built, queues_max=3)
-    assert (built.frontier.queues_limit, len(built.frontier.queues or ())) == (3, 3)
+    assert (built.frontier.queues_mark.limit, len(built.frontier.queues or ())) == (3, 3)
     assert kinds(check(built.data, deep=True)) == {}  # what is there is right, whatever the limit of whoever looks
     # The same limit, or a lower one: nothing is read again.
     for most in (3, 2):
         done = start(built, unclean=unclean, queues_max=most)
         assert (done.recovered.dropped_entries, done.recovered.compared.queues_until) == (0, None)
-        assert (built.frontier.queues_limit, len(built.frontier.queues or ())) == (3, 3)
+        assert (built.frontier.queues_mark.limit, len(built.frontier.queues or ())) == (3, 3)
     assert start(built, unclean=unclean).recovered.dropped_entries == 0
-    assert built.frontier.queues_limit is None
+    assert built.frontier.queues_mark.limit is None
     assert_same_index(built.data, base.data)
     assert {mark[:6] for mark in built.frontier.queues or ()} == {mark[:6] for mark in base.frontier.queues or ()}
 

@@ -15,13 +15,12 @@ from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_frontier
 from indexd.query import open_data as open_query
 from indexd.recovery import recover as recover_module
-from indexd.recovery.open import Opened, open_data, reader_options
+from indexd.recovery.open import open_data
 from indexd.recovery.rebuild import rebuild
-from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
 from support.beside_log import assert_beside, flags, frames, over_queues, prepared, segments_of, spec, write
 from support.commitlog_writer import CommitLogWriter, FrameSpec
-from support.daemon import Daemon, assert_same_index, index_files, indexd_here
+from support.daemon import Daemon, assert_same_index, indexd_here
 from support.fake_broker import FakeBroker, Named, well
 from support.naive import naive_frames
 from support.reading import patch
@@ -57,15 +56,10 @@ def assert_as_built(config: Config, tmp_path: Path) -> Path:
     """A data directory holds what an undisturbed build makes of its log, which is returned."""
     whole = undisturbed(config, tmp_path / f"whole{len(list(tmp_path.glob('whole*')))}")
     assert_same_index(config.store.data, whole)
-    ours, theirs = (read_frontier(Disk(), root / "frontier") for root in (config.store.data, whole))
-    assert ours is not None
-    assert theirs is not None
+    ours, theirs = frontier_of(config), frontier_of(config, whole)
     assert [mark.header for mark in ours.index] == [mark.header for mark in theirs.index]
-    assert (ours.phy_offset, ours.messages, ours.store_timestamp) == (
-        theirs.phy_offset,
-        theirs.messages,
-        theirs.store_timestamp,
-    )
+    for name in ("phy_offset", "messages", "store_timestamp"):
+        assert getattr(ours, name) == getattr(theirs, name)
     return whole
 
 
@@ -109,30 +103,10 @@ def test_cut_in_the_middle_of_a_frame_and_not_continued(config: Config, tmp_path
 
 def test_frames_of_equal_size_so_that_stale_ones_go_on_where_new_ones_end(tmp_path: Path) -> None:
     config = config_for(tmp_path / "store", tmp_path / "data")
-
-    def same_size(number: int, time: int) -> FrameSpec:
-        return FrameSpec("T", b"x" * 50, {"KEYS": f"k{number:05d}"}, store_timestamp=time + number)
-
-    with CommitLogWriter(tmp_path / "store" / "commitlog", SEGMENT_SIZE) as writer:
-        for number in range(1000):
-            writer.append(same_size(number, 1_700_000_000_000))
+    known = write_times(tmp_path / "store", list(range(1000)))
     reopen(config)
-    known = offsets(config)
-    with cut_at(tmp_path / "store", known[400]) as writer:
-        for number in range(3):
-            writer.append(same_size(90_000 + number, 1_700_000_100_000))
-    came_to = check(config, tmp_path)
-    assert came_to.resumed_at == known[400]
-
-
-@pytest.mark.parametrize("forced", [False, True])
-def test_another_store_is_refused(config: Config, tmp_path: Path, forced: bool) -> None:
-    shutil.rmtree(tmp_path / "store" / "commitlog")
-    write_log(tmp_path / "store", 2500, seed=77)
-    before = [path.read_bytes() for path in index_files(config.store.data)]
-    with pytest.raises(UnsafeStoreError, match="is not the store that"):
-        reopen(config, forced=forced)
-    assert [path.read_bytes() for path in index_files(config.store.data)] == before
+    write_times(tmp_path / "store", [100_000, 100_001, 100_002], start=known[400], key="n")
+    assert check(config, tmp_path).resumed_at == known[400]
 
 
 def test_an_emptied_store_is_refused(config: Config, tmp_path: Path) -> None:
@@ -167,15 +141,20 @@ def test_what_is_written_while_a_start_compares_is_noticed_at_the_first_look(
     check(config, tmp_path, unclean=True)
 
 
-@pytest.mark.parametrize("damage", [bytes(4), b"\xff" * 4], ids=["zeros", "junk"])
-@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "back", "forced"),
+    [(bytes(4), 0, False), (b"\xff" * 4, 0, True), (bytes(4), 0, True), (b"\xff" * 4, 1, False)],
+)
 def test_a_cut_behind_damage_and_before_what_was_noted_is_found(
-    config: Config, tmp_path: Path, damage: bytes, forced: bool
+    config: Config, tmp_path: Path, damage: bytes, back: int, forced: bool
 ) -> None:
-    """What was noted behind the damage is left of the longer log: the cut lies between."""
+    """What was noted behind the damage is left of the longer log: the cut lies between, or the damage far before it."""
     known = offsets(config)
     inside = [offset for offset in known if offset // SEGMENT_SIZE == known[-1] // SEGMENT_SIZE]
-    patch(tmp_path / "store" / "commitlog" / f"{inside[0]:020d}", inside[10] - inside[0] + 4, damage)
+    rotten = inside[10] - back * SEGMENT_SIZE
+    rotten = next(offset for offset in known if offset >= rotten)
+    segment = rotten // SEGMENT_SIZE * SEGMENT_SIZE
+    patch(tmp_path / "store" / "commitlog" / f"{segment:020d}", rotten - segment + 4, damage)
     with cut_at(tmp_path / "store", inside[15]) as writer:
         write_on(writer, 1, seed=99)
     assert reopen(config, unclean=True, forced=forced).resumed_at == inside[15]
@@ -190,9 +169,7 @@ def test_queues_are_filled_again_over_what_cannot_be_read(config: Config, tmp_pa
     for _ in range(2):
         came_to = reopen(config, unclean=True)
         assert came_to.recovered.dropped_entries == 0
-        frontier = read_frontier(Disk(), config.store.data / "frontier")
-        assert frontier is not None
-        assert any(gap.begin <= known[-30] and known[-28] <= gap.end for gap in frontier.uncovered)
+        assert any(gap.begin <= known[-30] and known[-28] <= gap.end for gap in frontier_of(config).uncovered)
     with open_query(config.store.data) as data:
         assert not data.coverage().complete
         frames = naive_frames(tmp_path / "store" / "commitlog", SEGMENT_SIZE)
@@ -259,8 +236,9 @@ CUTS = (
 )
 
 
-@pytest.mark.parametrize("written", [1, 2000])
-@pytest.mark.parametrize("where", CUTS)
+@pytest.mark.parametrize(
+    ("where", "written"), [*((where, 2000) for where in CUTS), *((where, 1) for where in CUTS[::3])]
+)
 def test_cut_while_nobody_looks(tmp_path: Path, where: str, written: int) -> None:
     """Stopped or killed before, in turn."""
     store, unclean = tmp_path / "store", (CUTS.index(where) % 2 == 0) == (written == 1)
@@ -308,25 +286,6 @@ def test_cut_again_and_again_beside_the_running_daemon(tmp_path: Path) -> None:
     check_all(tmp_path)
 
 
-def test_a_queue_goes_and_comes_back_later(tmp_path: Path) -> None:
-    """All messages of a queue are cut off: its folder goes, and its next message begins it anew."""
-    store, data = tmp_path / "store", tmp_path / "data"
-    begin = [spec(number, queue_id=0) for number in range(300)]
-    write(store, [*begin, *(spec(300 + number, "Gone", 5) for number in range(50))], _SEGMENT)
-    reopen(small_config(tmp_path))
-    assert (data / "consumequeue" / "Gone" / "5").exists()
-    cut = frames(store, _SEGMENT)[300].phy_offset
-    write(store, later([spec(1000 + number) for number in range(100)]), _SEGMENT, at=cut)
-    reopen(small_config(tmp_path))
-    assert not (data / "consumequeue" / "Gone").exists()
-    check_all(tmp_path)
-    write(store, later([spec(2000 + number, "Gone", 5) for number in range(30)]), _SEGMENT)
-    reopen(small_config(tmp_path))
-    check_all(tmp_path)
-    done = indexd_here("query-offset", "--json", "-t", "Gone", "-i", 5, "-o", 0, "--data", data)
-    assert json.loads(done.stdout)["maxOffset"] == 30
-
-
 @pytest.mark.parametrize("more", [[], [1]], ids=["the log ends", "a key follows"])
 def test_a_message_without_keys_gives_way_to_one_of_no_queue(tmp_path: Path, more: list[int]) -> None:
     """Nothing of the key index differs before what follows: the unit that is left over has to tell."""
@@ -357,27 +316,10 @@ def cut_short(store: Path) -> list[int]:
     return offsets
 
 
-def frontier_of(unbuilt: Config) -> Frontier:
-    found = read_frontier(Disk(), unbuilt.store.data / "frontier")
+def frontier_of(config: Config, data: Path | None = None) -> Frontier:
+    found = read_frontier(Disk(), (data or config.store.data) / "frontier")
     assert found is not None
     return found
-
-
-def finish(opened: Opened, unbuilt: Config) -> None:
-    opened.reader.set_options(once(reader_options(unbuilt)))
-    for item in WholeLog(opened.reader):
-        opened.pipeline.apply([item], 0)
-    opened.reader.close()
-    opened.pipeline.finish()
-
-
-def start(unbuilt: Config, offset: int) -> Opened:
-    """With a broker that can be asked, to the end of the log."""
-    named = Named(offset)
-    opened = open_data(unbuilt, Disk(), lambda *_: None, unclean=False, log_limit=named)
-    opened.reader.log_limit = named
-    finish(opened, unbuilt)
-    return opened
 
 
 @pytest.fixture
@@ -394,23 +336,8 @@ def test_what_nobody_can_prove_is_named_and_stays_so(unbuilt: Config, tmp_path: 
     with open_query(unbuilt.store.data) as data:
         assert data.coverage().uncovered == (gap,)
     rebuild(unbuilt, Disk(), tmp_path / "out", lambda *_: None)
-    built = read_frontier(Disk(), tmp_path / "out" / "frontier")
-    assert built is not None
+    built = frontier_of(unbuilt, tmp_path / "out")
     assert (built.uncovered, built.newest_timestamp) == ((gap,), frontier_of(unbuilt).newest_timestamp)
-
-
-def test_the_broker_does_not_know_them_at_the_next_start(unbuilt: Config, tmp_path: Path) -> None:
-    offsets = cut_short(tmp_path / "store")
-    reopen(unbuilt)
-    opened = start(unbuilt, offsets[107])
-    assert opened.pipeline.built.phy_offset == offsets[107]
-    assert opened.recovered.dropped_entries == 93
-    found = frontier_of(unbuilt)
-    assert (found.phy_offset, found.messages, found.uncovered) == (offsets[107], 107, ())
-    assert found.store_timestamp == BASE_TIME + 5000
-    with open_query(unbuilt.store.data) as data:
-        assert not any(data.by_key("T", f"k{number:05d}").hits for number in range(107, 200))
-        assert len(data.by_key("T", "n00000").hits) == 1
 
 
 def test_a_rebuild_that_can_ask_the_broker_leaves_them_out(unbuilt: Config, tmp_path: Path) -> None:
@@ -423,8 +350,7 @@ def test_the_broker_knows_them_at_the_next_start(unbuilt: Config, tmp_path: Path
     offsets = write_times(tmp_path / "store", [*range(5000, 5100), *range(100)])
     reopen(unbuilt)
     assert frontier_of(unbuilt).unproven_from == offsets[100]
-    opened = start(unbuilt, offsets[200])
-    assert opened.recovered.dropped_entries == 0
+    assert reopen(unbuilt, log_limit=Named(offsets[200])).recovered.dropped_entries == 0
     assert frontier_of(unbuilt).uncovered == ()
 
 
@@ -452,31 +378,35 @@ def covered(unbuilt: Config) -> tuple[bool, list[int]]:
         return data.coverage().complete, found
 
 
-def test_what_the_broker_did_not_know_is_kept_over_restarts_without_it(unbuilt: Config, tmp_path: Path) -> None:
+def test_what_the_broker_does_not_know_at_the_next_start_is_gone_and_stays_so(unbuilt: Config, tmp_path: Path) -> None:
     offsets = cut_short(tmp_path / "store")
-    start(unbuilt, offsets[107])
-    for unclean in (False, True, False):
+    reopen(unbuilt)
+    came_to = reopen(unbuilt, log_limit=Named(offsets[107]))
+    assert (came_to.phy_offset, came_to.recovered.dropped_entries) == (offsets[107], 93)
+    found = frontier_of(unbuilt)
+    assert (found.messages, found.uncovered, found.store_timestamp) == (107, (), BASE_TIME + 5000)
+    for unclean in (False, True, False):  # without it
         assert covered(unbuilt) == (True, list(range(106)))
         opened = reopen(unbuilt, unclean=unclean)
         assert (opened.resumed_at, opened.phy_offset) == (offsets[107], offsets[107])
-    assert covered(unbuilt) == (True, list(range(106)))
+    with open_query(unbuilt.store.data) as data:
+        assert len(data.by_key("T", "n00000").hits) == 1
     # Until something is written there: what is behind it, nobody has asked about.
     write_times(tmp_path / "store", [6000], start=offsets[107], key="m")
     assert covered(unbuilt)[0] is False
     reopen(unbuilt)
-    assert frontier_of(unbuilt).uncovered == (Uncovered(offsets[108], offsets[200], UNPROVEN),)
-    assert frontier_of(unbuilt).stale_head is None
+    found = frontier_of(unbuilt)
+    assert (found.uncovered, found.stale_head) == ((Uncovered(offsets[108], offsets[200], UNPROVEN),), None)
 
 
 @pytest.mark.parametrize("at", [4, 60], ids=["no magic", "half a frame"])
 def test_what_a_crash_left_behind_the_brokers_end_is_nothing(unbuilt: Config, tmp_path: Path, at: int) -> None:
     offsets = write_times(tmp_path / "store", list(range(200)))
     patch(tmp_path / "store" / "commitlog" / f"{0:020d}", offsets[106] + at, bytes(4 if at == 4 else 8000))
-    start(unbuilt, offsets[106])
+    reopen(unbuilt, log_limit=Named(offsets[106]))
     assert covered(unbuilt) == (True, list(range(106)))
     status = json.loads(indexd_here("status", "--data", unbuilt.store.data, "--json").stdout)
-    assert status["caughtUp"]
-    assert status.get("corrupt") is None
+    assert (status["caughtUp"], status.get("corrupt")) == (True, None)
     reopen(unbuilt)
     assert covered(unbuilt) == (True, list(range(106)))
 
@@ -522,7 +452,7 @@ def test_messages_behind_damage_are_doubted_until_they_are_proven(unbuilt: Confi
         assert frontier_of(unbuilt).uncovered == (Uncovered(offsets[106], offsets[200], DOUBTED),)
         assert covered(unbuilt) == (False, others)
     if knows:
-        assert start(unbuilt, offsets[200]).recovered.dropped_entries == 0
+        assert reopen(unbuilt, log_limit=Named(offsets[200])).recovered.dropped_entries == 0
         assert covered(unbuilt) == (True, others)
     else:  # a later message proves them, too
         write_times(tmp_path / "store", [6000], start=offsets[200], key="n")
@@ -533,7 +463,7 @@ def test_messages_behind_damage_are_doubted_until_they_are_proven(unbuilt: Confi
 def test_messages_behind_damage_that_the_broker_does_not_know_are_gone(unbuilt: Config, tmp_path: Path) -> None:
     offsets = damage(tmp_path / "store")
     reopen(unbuilt, unclean=True)
-    assert start(unbuilt, offsets[106]).recovered.dropped_entries == 94
+    assert reopen(unbuilt, log_limit=Named(offsets[106])).recovered.dropped_entries == 94
     assert covered(unbuilt) == (True, list(range(106)))
 
 

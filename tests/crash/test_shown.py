@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from support.daemon import Daemon, index_files
 from support.faults import held_until
 from support.service_manager import ServiceManager
-from support.small_log import SIZES, Growing, write_log
+from support.small_log import SIZES, write_log
 from support.status import row_of
 from support.status import status as drawn
 
@@ -25,18 +23,12 @@ ANY_PORT = {"INDEXD_HTTP": "127.0.0.1:0"}
 
 def address_of(daemon: Daemon) -> str:
     """Where it listens: it says so before it opens anything."""
-    found: str = daemon.wait_event("listening")["http"]
-    return found
+    return str(daemon.wait_event("listening")["http"])
 
 
-def ask(address: str, path: str) -> Any:
+def status(address: str, path: str = "/api/v1/status") -> Any:
     with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
         return json.load(answer)
-
-
-def status(address: str) -> dict[str, Any]:
-    found: dict[str, Any] = ask(address, "/api/v1/status")
-    return found
 
 
 def test_it_is_seen_from_before_the_recovery_to_the_stop(tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_it_is_seen_from_before_the_recovery_to_the_stop(tmp_path: Path) -> None
         state = daemon.state()
         assert state["http"] == address
         assert state["outputs"][0]["entries"] > 0
-        kinds = {event["kind"] for event in ask(address, "/api/v1/events")["events"]}
+        kinds = {event["kind"] for event in status(address, "/api/v1/events")["events"]}
         assert "recover" in kinds
         assert daemon.terminate() == 0
 
@@ -116,47 +108,9 @@ def test_a_disturbed_daemon_opens_again_under_the_same_address(tmp_path: Path) -
         assert row["bootId"] == before["bootId"]
         assert int(row["lastEvent"]) > int(before["lastEvent"])
         daemon.wait_caught_up(end)
-        names = [event["name"] for event in ask(address, "/api/v1/events")["events"]]
+        names = [event["name"] for event in status(address, "/api/v1/events")["events"]]
         assert names.index("disturbed") < len(names) - 1
         assert daemon.terminate() == 0
-
-
-def test_a_port_that_is_taken_does_not_keep_the_index_waiting_and_is_tried_again(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 100)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        daemon = Daemon(store, data, *SIZES, env={"INDEXD_HTTP": address})
-        with daemon:
-            daemon.wait_caught_up(end)
-            problem = daemon.wait_event("outlet_failed")["problem"]
-            assert problem.startswith(f"cannot listen on {address}: Address already in use; ")
-            assert not daemon.events("listening")
-            taken.close()
-            assert daemon.wait_event("listening")["http"] == address
-            daemon.wait_for(lambda: ask(address, "/livez") or None, "an answer")
-            assert daemon.terminate() == 0
-
-
-def test_clients_that_hang_keep_neither_the_index_nor_the_stop_waiting(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    with Growing(store, 3) as growing, Daemon(store, data, *SIZES, env=ANY_PORT) as daemon:
-        host, port = address_of(daemon).rsplit(":", 1)
-        daemon.wait_event("running")
-        clients = [socket.create_connection((host, int(port))) for _ in range(20)]
-        try:
-            for number, client in enumerate(clients):
-                path = "/api/v1/live" if number % 2 else "/metrics"
-                text = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
-                client.sendall(text.encode()[: None if number % 3 else 20])
-            end = growing.stop()
-            daemon.wait_caught_up(end)
-            began = time.monotonic()
-            assert daemon.terminate() == 0
-            assert time.monotonic() - began < 20
-        finally:
-            for client in clients:
-                client.close()
 
 
 def test_a_hup_changes_limits_and_says_what_needs_a_restart(tmp_path: Path) -> None:

@@ -1,21 +1,15 @@
-"""A short run of scripts/soak: every fault at least once, and nothing lost or invented; repair killed at any moment."""
+"""A short run of scripts/soak: every fault at least once, and nothing lost or invented."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections import Counter
 from pathlib import Path
 
 from soak.__main__ import FAULTS
-from support.auditing import lost_keys
 from support.daemon import compile_kernels
-from support.repairing import Forker, folders_of, holed_store, index_of, index_timestamp, newest_end, words_of
 
 TESTS = Path(__file__).parents[1]
 #: So many rounds deal every fault once.
@@ -46,55 +40,3 @@ def test_every_fault_is_survived(tmp_path: Path) -> None:
     assert tally["unitsChecked"] > 2000
     assert tally["rebuildsCompared"] >= 1
     assert list(tmp_path.iterdir()) == []
-
-
-#: Of a repair's and an undo's time: at the very begin, far behind the end, and in between.
-SHARES = (0.01, 3.0, 0.3, 0.6, 0.8, 0.95)
-
-
-def test_kills_at_any_moment_of_a_repair_and_of_its_undo(tmp_path: Path) -> None:
-    compile_kernels()
-    config = holed_store(store := tmp_path / "store")
-    words = words_of(config)
-    before, checkpoint = index_of(store), (store / "checkpoint").read_bytes()
-    old_time = index_timestamp(store)
-    states: Counter[str] = Counter()
-    with Forker("repair", *words, "--plan") as indexd:
-
-        def timed(*more: str) -> float:
-            began = time.monotonic()
-            assert indexd.run("repair", *words, "--yes", *more) == 0
-            return time.monotonic() - began
-
-        timed()  # the first ones are slower
-        timed("--undo")
-        shutil.rmtree(store / folders_of(store)[0])
-        seconds = timed()
-        after, new_time = index_of(store), newest_end(store / "index")
-        assert not lost_keys(config, "5.4")
-        undo_seconds = timed("--undo")
-
-        def check() -> str:
-            # In between, for the moment until the checkpoint is written too, the index is the repaired one.
-            index, stamp = index_of(store), index_timestamp(store)
-            assert (index, stamp) in ((before, old_time), (after, old_time), (after, new_time))
-            return "before" if index == before else "between" if stamp == old_time else "after"
-
-        for share in SHARES:
-            for path in folders_of(store):
-                shutil.rmtree(store / path)
-            code = indexd.run("repair", *words, "--yes", kill_after=share * seconds)
-            assert code in (0, -signal.SIGKILL)
-            states[f"repair: {check()}"] += 1
-            timed()
-            assert check() == "after"
-            assert len(folders_of(store)) == 1
-            code = indexd.run("repair", *words, "--undo", "--yes", kill_after=share * undo_seconds)
-            states[f"undo: {check()}"] += 1
-            timed()  # it finishes what was begun, and repairs what is not repaired then
-            assert check() == "after"
-            timed("--undo")
-            assert check() == "before"
-            assert (store / "checkpoint").read_bytes() == checkpoint
-    print(f"{seconds:.2f} s a repair, {undo_seconds:.2f} s an undo: {dict(states)}")
-    assert {"repair: before", "repair: after"} <= states.keys()

@@ -17,7 +17,7 @@ import pytest
 from indexd.config import Config
 from indexd.config.load import load
 from indexd.errors import BusyError, DiskError
-from indexd.service.broker import BrokerAdmin, BrokerLimit, BrokerWatch
+from indexd.service.broker import BrokerAdmin, BrokerLimit
 from indexd.storage import lock as broker_lock
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, StoreLock, listening, look_at_lock
@@ -65,16 +65,25 @@ class Host:
         self.port = port
         stack.enter_context(self.broker)
 
-    def limit(self, clock: Clock | None = None, conf: str | None = None) -> BrokerLimit:
+    def limit(self, clock: Clock | None = None, conf: str | None = None, **flags: str) -> BrokerLimit:
         """Finds the broker by itself."""
-        self.limits.append(BrokerLimit(config_of(self.root, conf), Disk(), clock=clock or Clock()))
+        config = config_of(self.root, conf, **flags)
+        self.limits.append(BrokerLimit(config, Disk(), bounds=bool(flags), clock=clock or Clock()))
         return self.limits[-1]
 
     def bounding(self, clock: Clock) -> BrokerLimit:
         """Is told where it is."""
-        flags = {"broker_address": self.broker.address, "broker_check_interval": "4"}
-        self.limits.append(BrokerLimit(config_of(self.root, **flags), Disk(), bounds=True, clock=clock))
-        return self.limits[-1]
+        return self.limit(clock, broker_address=self.broker.address, broker_check_interval="4")
+
+    def asked_in_a_minute(self, limit: BrokerLimit, clock: Clock, position: int, watched_every: int = 0) -> int:
+        """How often, by a reader that waits there and looks every millisecond, and by who watches the broker."""
+        before = len(self.broker.requests)
+        for step in range(60_000):
+            clock.now += 0.001
+            limit.ask(position, b"what a longer log left")
+            if watched_every and step % watched_every == 0:
+                limit.refresh()
+        return len(self.broker.requests) - before
 
 
 def word(limit: BrokerLimit) -> int | str | None:
@@ -280,11 +289,7 @@ def test_it_is_asked_when_somebody_asks_and_bounds_nothing_by_itself(host: Host,
     clock.now += 1
     assert limit.ask(host.end, b"older still") is None
     assert limit.unsafe(is_expected=True) == []
-    before = len(host.broker.requests)
-    for _ in range(60_000):  # a minute of a reader that looks every millisecond
-        clock.now += 0.001
-        limit.ask(host.end, b"older still")
-    assert len(host.broker.requests) - before <= 20
+    assert host.asked_in_a_minute(limit, clock, host.end) <= 20
 
 
 def test_the_last_answer_holds_while_there_is_none(host: Host, clock: Clock) -> None:
@@ -308,18 +313,13 @@ def test_the_last_answer_holds_while_there_is_none(host: Host, clock: Clock) -> 
 
 def test_questions_are_seldom(host: Host, clock: Clock) -> None:
     limit = host.bounding(clock)
-
-    def ask_for(seconds: float) -> int:
-        before = len(host.broker.requests)
-        for number in range(int(seconds * 1000)):  # as a tail loop that looks every millisecond, and goes on
-            clock.now += 0.001
-            limit.ask(5 + number // 10)
-        return len(host.broker.requests) - before
-
     host.broker.answer = well("5")
-    assert 45 <= ask_for(1) <= 51, "at most fifty a second while messages flow"
+    for number in range(1000):  # as a tail loop that looks every millisecond, and goes on
+        clock.now += 0.001
+        limit.ask(5 + number // 10)
+    assert 45 <= len(host.broker.requests) <= 51, "at most fifty a second while messages flow"
     host.broker.answer = well("5", code=1)
-    assert ask_for(60) <= 20  # after 0.5, 1, 2, and then 4 seconds each
+    assert host.asked_in_a_minute(limit, clock, 5) <= 20  # after 0.5, 1, 2, and then 4 seconds each
     host.broker.answer = well("6")
     clock.now += 4
     assert limit.ask(5) == 6
@@ -327,23 +327,13 @@ def test_questions_are_seldom(host: Host, clock: Clock) -> None:
 
 def test_a_reader_that_is_told_the_same_leaves_the_questions_to_the_watcher(host: Host, clock: Clock) -> None:
     host.broker.answer = well("5")
-    limit, requests = host.bounding(clock), host.broker.requests
-    for step in range(60_000):  # a minute
-        clock.now += 0.001
-        limit.ask(5, b"what a longer log left")
-        if step % 4000 == 0:
-            limit.refresh()
-    watched = 60 // 4
-    assert watched <= len(requests) <= watched + 10
+    limit, watched = host.bounding(clock), 60 // 4
+    assert watched <= host.asked_in_a_minute(limit, clock, 5, 4000) <= watched + 10
     # What is written over it is asked for at once.
     host.broker.answer = well("9")
     assert limit.ask(5, b"a message") == 9
     # And without a watcher it goes on by itself.
-    before = len(requests)
-    for _ in range(60_000):
-        clock.now += 0.001
-        limit.ask(9, b"more")
-    assert 7 <= len(requests) - before <= 25
+    assert 7 <= host.asked_in_a_minute(limit, clock, 9) <= 25
 
 
 @pytest.mark.parametrize(
@@ -384,7 +374,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_what_a_look_says_without_a_broker(store: Path) -> None:
-    row = BrokerWatch(config_of(store.parent), Disk()).look()
+    row = BrokerLimit(config_of(store.parent), Disk()).look()
     assert {key: row[key] for key in ("alive", "pid", "how", "why", "indexing", "answers", "maxOffset", "unsafe")} == {
         "alive": False, "pid": None, "how": "none", "why": None, "indexing": None, "answers": None,
         "maxOffset": None, "unsafe": [],
@@ -404,10 +394,8 @@ def test_what_a_look_says_without_a_broker(store: Path) -> None:
     ],
 )
 def test_indexing_by_broker_conf(store: Path, flavour: str, conf: str, indexing: bool) -> None:
-    with stand_in(store / "lock") as broker:
-        broker.start()
-        row = BrokerWatch(config_of(store.parent, conf, flavour=flavour), Disk()).look()
-        assert (row["indexing"], row["unsafe"]) == (indexing, [])
+    row = BrokerLimit(config_of(store.parent, conf, flavour=flavour), Disk()).look()
+    assert (row["indexing"], row["unsafe"]) == (indexing, [])
 
 
 def check_lock(path: Path, alive: bool | None, pid: int | None, how: str, why: str = "", **more: Any) -> None:
@@ -418,28 +406,18 @@ def check_lock(path: Path, alive: bool | None, pid: int | None, how: str, why: s
 
 
 def test_a_broker_from_its_loading_to_its_end(store: Path) -> None:
-    path = store / "lock"
+    """A look takes no lock, leaves those of others, and is in nobody's way."""
+    path, before = store / "lock", (store / "lock").stat()
     check_lock(path, False, None, "none")
-    with stand_in(path) as broker:
-        check_lock(path, True, broker.pid, "proc", "loading")
-        broker.start()
-        check_lock(path, True, broker.pid, "lock")
-        assert look_at_lock(path).why is None
-        broker.kill()
-        check_lock(path, False, None, "none")
-
-
-def test_a_look_takes_no_lock_and_leaves_those_of_others(store: Path) -> None:
-    path = store / "lock"
-    with stand_in(path) as first:
-        first.start()
-        for _ in range(3):
-            check_lock(path, True, first.pid, "lock")
-    before = path.stat()
-    check_lock(path, False, None, "none")
-    with stand_in(path) as second:  # nothing of a look is in its way
-        second.start()
-        check_lock(path, True, second.pid, "lock")
+    for _ in range(2):
+        with stand_in(path) as broker:
+            check_lock(path, True, broker.pid, "proc", "loading")
+            broker.start()
+            for _ in range(2):
+                check_lock(path, True, broker.pid, "lock")
+            assert look_at_lock(path).why is None
+            broker.kill()
+            check_lock(path, False, None, "none")
     after = path.stat()
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
 
@@ -511,10 +489,8 @@ def test_a_free_lock_on_a_shared_file_system_says_nothing(
 
 
 def test_a_lock_that_keeps_brokers_away(store: Path) -> None:
-    path = store / "lock"
-    lock = StoreLock(path)
-    assert lock.take()
-    assert not lock.is_new
+    path, lock = store / "lock", StoreLock(store / "lock")
+    assert (lock.take(), lock.is_new) == (True, False)
     # A look of one's own process opens and closes the file: the lock is still there then.
     for _ in range(2):
         check_lock(path, False, None, "none", "indexd repair")
@@ -529,8 +505,7 @@ def test_a_lock_that_keeps_brokers_away(store: Path) -> None:
 
 
 def test_a_lock_beside_a_broker_or_another_one(store: Path) -> None:
-    path = store / "lock"
-    first, second = StoreLock(path), StoreLock(path)
+    path, first, second = store / "lock", StoreLock(store / "lock"), StoreLock(store / "lock")
     with stand_in(path) as broker:
         broker.start()
         assert not first.take()
@@ -541,14 +516,11 @@ def test_a_lock_beside_a_broker_or_another_one(store: Path) -> None:
     with stand_in(path) as broker:
         assert first.other() == broker.pid
     first.release()
-    assert second.take()
-    second.release()
 
 
 def test_a_lock_where_there_was_no_lock_file(tmp_path: Path) -> None:
     lock = StoreLock(tmp_path / "lock")
-    assert lock.take()
-    assert lock.is_new
+    assert (lock.take(), lock.is_new) == (True, True)
     lock.release()
     with pytest.raises(DiskError, match="cannot create"):
         StoreLock(tmp_path / "none" / "lock").take()

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from indexd.commitlog.format import NotYetWritten
-from indexd.config import load
+from indexd.config import Config, load
 from indexd.errors import MissingStoreError
-from indexd.service.around import Around
+from indexd.service.broker import Around
 from indexd.service.daemon import Daemon
 from indexd.service.instance import RELOADABLE, Instance, StageLiveness, changed_keys, merge_reloadable
 from support.inside import config_of, make_instance, notifier_of, opened_inside, row_of, running, wait_until
@@ -102,45 +101,30 @@ def test_each_stage_has_its_own_limit(liveness: StageLiveness, clock: Clock) -> 
     assert liveness.stalled() == {"read": 10.1, "build": 10.1}
     liveness.sign("read")
     assert liveness.stalled() == {"build": 10.1}
-    liveness.sign("build")
-    assert liveness.stalled() == {}
 
 
 def test_an_announced_wait_is_no_stall_until_it_is_over(liveness: StageLiveness, clock: Clock) -> None:
-    liveness.sign("build")
     liveness.sign("read", 60.0)
-    for _ in range(65):
-        clock.now += 1
-        liveness.sign("build")
-        assert liveness.stalled() == {}
+    clock.now += 65
+    liveness.sign("build")
+    assert liveness.stalled() == {}
     clock.now += 0.5
     assert liveness.stalled() == {"read": 65.5}
 
 
 def test_a_step_is_alive_as_long_as_it_gets_further(liveness: StageLiveness, clock: Clock) -> None:
-    liveness.sign("flush", progress=0)
-    for files in range(1, 50):
-        clock.now += 9
-        liveness.sign("read")
-        liveness.sign("build")
-        liveness.watch("flush", files)
-        assert liveness.stalled() == {}
-    clock.now += 9
-    liveness.watch("flush", 49)
-    clock.now += 2
-    liveness.watch("flush", 49)
-    assert liveness.stalled()["flush"] == 11
-
-
-def test_nothing_is_asked_of_a_stage_at_rest(liveness: StageLiveness, clock: Clock) -> None:
     liveness.sign("read", 1e9)
     liveness.sign("build", 1e9)
     clock.now += 1e6
     assert liveness.stalled() == {}, "no flush has begun"
-    liveness.sign("flush", progress=3)
+    liveness.sign("flush", progress=0)
+    for files in (1, 2, 2):
+        clock.now += 9
+        assert "flush" not in liveness.stalled()
+        liveness.watch("flush", files)
+    clock.now += 2
+    assert liveness.stalled() == {"flush": 11}
     liveness.rest("flush")
-    liveness.watch("flush", 9)
-    clock.now += 1e6
     assert liveness.stalled() == {}
 
 
@@ -148,6 +132,23 @@ def test_without_a_watchdog_there_is_a_limit_all_the_same(clock: Clock) -> None:
     liveness = StageLiveness(None, clock)
     clock.now += 61
     assert set(liveness.stalled()) == {"read", "build"}
+
+
+async def test_a_drain_begins_so_early_that_it_is_over_by_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path / "store", 10)
+    begun: list[float] = []
+
+    def build(_: object) -> None:
+        begun.append(time.monotonic())
+        time.sleep(0.6)
+
+    with opened_inside(tmp_path / "store", tmp_path / "data", drain_interval="2") as daemon:
+        monkeypatch.setattr(daemon, "_build_now", build)
+        async with running(daemon):
+            await wait_until(lambda: len(begun) > 3)
+    assert 1.2 < begun[3] - begun[2] < 1.9
 
 
 def test_what_a_hup_changes_and_what_it_does_not(tmp_path: Path) -> None:
@@ -175,9 +176,23 @@ def test_what_a_hup_changes_and_what_it_does_not(tmp_path: Path) -> None:
 
 
 class FakeLimit:
-    """What the broker named, by the test."""
+    """A broker that is what the test says, and what it named."""
 
-    bounds, offset, has_messages = False, None, False
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {"alive": True, "indexing": False, "unsafe": []}
+        self.hold: Callable[[], object] = lambda: None
+        self.bounds = self.has_messages = self.is_closed = False
+        self.offset: int | None = None
+        self.address: str | None = None
+        self.looks = 0
+
+    def look(self) -> dict[str, Any]:
+        self.looks += 1
+        self.hold()
+        return dict(self.found)
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def ask(self, *_: object) -> int | None:
         return self.offset
@@ -190,43 +205,21 @@ class FakeLimit:
         return has_messages
 
 
-class Watch:
-    """A broker that is what the test says."""
+def around_of(instance: Instance, *limits: FakeLimit) -> Around:
+    """It is given these, one after the other."""
+    left = iter(limits)
 
-    def __init__(self, watches: Watches, address: str | None) -> None:
-        self.watches, self.address, self.log_limit = watches, address, watches.limit
-        self.is_closed = False
+    def make(config: Config, _: object) -> Any:
+        limit = next(left)
+        limit.address = config.node.broker_address
+        return limit
 
-    def look(self) -> dict[str, Any]:
-        self.watches.looks += 1
-        self.watches.hold()
-        return dict(self.watches.found)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class Watches:
-    """Makes them; ``made`` are all of them."""
-
-    def __init__(self) -> None:
-        self.made: list[Any] = []
-        self.found: dict[str, Any] = {"alive": True, "indexing": False, "unsafe": []}
-        self.limit: Any = FakeLimit()
-        self.hold: Callable[[], object] = lambda: None
-        self.looks = 0
-
-    def __call__(self, config: Any, _: object) -> Any:
-        self.made.append(Watch(self, config.node.broker_address))
-        return self.made[-1]
-
-    def around(self, instance: Instance) -> Around:
-        return Around(instance, make_watch=self, every_seconds=0.01, first_seconds=0.5)
+    return Around(instance, make_limit=make, every_seconds=0.01, first_seconds=0.5)
 
 
 @pytest.fixture
-def watches() -> Watches:
-    return Watches()
+def limit() -> FakeLimit:
+    return FakeLimit()
 
 
 @pytest.fixture
@@ -244,23 +237,23 @@ def wait_for(holds: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_a_change_is_told_once(instance: Instance, watches: Watches) -> None:
+def test_a_change_is_told_once(instance: Instance, limit: FakeLimit) -> None:
     log: Any = instance.log
-    with watches.around(instance):
-        wait_for(lambda: watches.looks > 3)
+    with around_of(instance, limit):
+        wait_for(lambda: limit.looks > 3)
         assert log.events == ["broker"]
-        watches.found = {"alive": False, "indexing": None, "unsafe": ["something"]}
+        limit.found = {"alive": False, "indexing": None, "unsafe": ["something"]}
         wait_for(lambda: instance.board.broker["alive"] is False)
-        looks = watches.looks
-        wait_for(lambda: watches.looks > looks + 3)
+        looks = limit.looks
+        wait_for(lambda: limit.looks > looks + 3)
         assert log.events == ["broker", "broker", "broker_unsafe"]
 
 
-def test_a_look_that_hangs_holds_nobody_up(instance: Instance, watches: Watches) -> None:
+def test_a_look_that_hangs_holds_nobody_up(instance: Instance, limit: FakeLimit) -> None:
     release = threading.Event()
-    watches.hold = lambda: release.wait(60)
+    limit.hold = lambda: release.wait(60)
     began = time.monotonic()
-    with watches.around(instance):
+    with around_of(instance, limit):
         pass
     assert time.monotonic() - began < 5
     assert instance.board.broker == {}
@@ -268,47 +261,45 @@ def test_a_look_that_hangs_holds_nobody_up(instance: Instance, watches: Watches)
     wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "around"])
 
 
-def test_a_look_that_fails_is_said_once_and_goes_on(instance: Instance, watches: Watches) -> None:
+def test_a_look_that_fails_is_said_once_and_goes_on(instance: Instance, limit: FakeLimit) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
     log: Any = instance.log
-    watches.hold = fail
-    with watches.around(instance):
-        wait_for(lambda: watches.looks > 4)
+    limit.hold = fail
+    with around_of(instance, limit):
+        wait_for(lambda: limit.looks > 4)
         assert log.events == ["look_failed"]
-        watches.hold = lambda: None
+        limit.hold = lambda: None
         wait_for(lambda: instance.board.broker)
 
 
 @contextmanager
-def beside(instance: Instance, watches: Watches, store: Path) -> Iterator[Daemon]:
+def beside(instance: Instance, store: Path, *limits: FakeLimit) -> Iterator[Daemon]:
     """A daemon of that store that is opened, and does not run; it is followed."""
     data = instance.config.store.data
     instance.config = config_of(store, data, broker_check_interval="0.1")
-    with opened_inside(store, data.with_name("built")) as daemon, watches.around(instance) as around:
+    with opened_inside(store, data.with_name("built")) as daemon, around_of(instance, *limits) as around:
         around.follow(daemon.reader, daemon.state.meter)
         yield daemon
         daemon.pipeline.close()
         daemon.reader.close()
 
 
-def test_the_broker_of_a_hup_is_asked_from_then_on(tmp_path: Path, instance: Instance, watches: Watches) -> None:
+def test_the_broker_of_a_hup_is_asked_from_then_on(tmp_path: Path, instance: Instance, limit: FakeLimit) -> None:
     write_log(tmp_path / "other", 100)
-    with beside(instance, watches, tmp_path / "other") as daemon:
-        assert daemon.reader.log_limit is watches.limit
-        watches.limit = FakeLimit()
+    second: Any = FakeLimit()
+    with beside(instance, tmp_path / "other", limit, second) as daemon:
         new = config_of(tmp_path / "store", tmp_path / "data", broker_address="127.0.0.1:10911")
         instance.config = merge_reloadable(instance.config, new)
-        wait_for(lambda: daemon.reader.log_limit is watches.limit)
-        first, second = watches.made
-        assert first.is_closed
+        wait_for(lambda: daemon.reader.log_limit is second)
+        assert limit.is_closed
         assert second.address == "127.0.0.1:10911"
 
 
-def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instance: Instance, watches: Watches) -> None:
+def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instance: Instance, limit: FakeLimit) -> None:
     end = write_log(tmp_path / "other", 3000)
-    with beside(instance, watches, tmp_path / "other") as daemon:
+    with beside(instance, tmp_path / "other", limit) as daemon:
         daemon.reader.log_limit = None
         wait_for(lambda: daemon.state.row()["dispatchBehindBytes"] == end)
         while not daemon.state.meter.is_at_end:
@@ -318,17 +309,17 @@ def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instanc
 
 @pytest.mark.parametrize("named", ["nothing", "a message's end", "inside of a message"])
 def test_a_log_that_goes_on_behind_the_brokers_offset_is_not_at_its_end(
-    tmp_path: Path, instance: Instance, watches: Watches, named: str
+    tmp_path: Path, instance: Instance, limit: FakeLimit, named: str
 ) -> None:
     middle, end = write_log(tmp_path / "part", 100), write_log(tmp_path / "other", 300)
     offset = {"nothing": 0, "a message's end": middle, "inside of a message": middle + 1}[named]
-    watches.limit.bounds, watches.limit.offset = True, offset
-    with beside(instance, watches, tmp_path / "other") as daemon:
+    limit.bounds, limit.offset = True, offset
+    with beside(instance, tmp_path / "other", limit) as daemon:
         assert daemon.state.row()["commitLogMaxOffset"] == end, "known before the first look"
         meter = daemon.state.meter
 
         def look() -> bool:
-            daemon.reput.caught_up = isinstance(daemon._poll(), NotYetWritten)
+            daemon._poll()
             return meter.held_at is not None and not meter.is_at_end
 
         wait_for(look)
@@ -337,28 +328,28 @@ def test_a_log_that_goes_on_behind_the_brokers_offset_is_not_at_its_end(
         assert not row["caughtUp"]
         assert (row["commitLogMaxOffset"], row["dispatchBehindBytes"]) == (end, end)
         # The right one.
-        watches.limit.offset = end
+        limit.offset = end
         wait_for(lambda: look() is False and daemon.reader.position == end and meter.is_at_end)
         row = daemon.state.row()
         assert row["caughtUp"]
         assert row["commitLogMaxOffset"] == end
-        wait_for(lambda: not watches.limit.has_messages)
+        wait_for(lambda: not limit.has_messages)
 
 
-def test_what_is_left_of_half_a_message_holds_nobody(tmp_path: Path, instance: Instance, watches: Watches) -> None:
+def test_what_is_left_of_half_a_message_holds_nobody(tmp_path: Path, instance: Instance, limit: FakeLimit) -> None:
     end = write_log(tmp_path / "other", 300)
     with min((tmp_path / "other" / "commitlog").iterdir()).open("r+b") as file:
         file.seek(end)
         file.write(b"\0\0\0\x99half")
-    watches.limit.bounds, watches.limit.offset = True, end
-    with beside(instance, watches, tmp_path / "other") as daemon:
-        looks = watches.looks
+    limit.bounds, limit.offset = True, end
+    with beside(instance, tmp_path / "other", limit) as daemon:
+        looks = limit.looks
 
         def look() -> bool:
             daemon._poll()
-            return watches.looks > looks + 5 and daemon.reader.position == end
+            return limit.looks > looks + 5 and daemon.reader.position == end
 
         wait_for(look)
         assert daemon.state.meter.held_at is None
-        assert not watches.limit.has_messages
+        assert not limit.has_messages
         assert daemon.state.row()["commitLogMaxOffset"] == end

@@ -24,7 +24,7 @@ from indexd.errors import DiskError, UsageError
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.events import Event
 from indexd.serve.mqtt import MqttClient, event_payload, payload, publish, read_password, reason, topic_level
-from indexd.service.log import Notifier, configure_log, is_journal_stream, render_journal
+from indexd.service.instance import Notifier, configure_log, is_journal_stream, render_journal
 from support.service_manager import ServiceManager
 
 ABOUT = {"bootId": "b-1", "cluster": "c", "nodeId": "n/1"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker import BrokerAdmin, BrokerWatch, Offsets
+from indexd.service.broker import BrokerAdmin, BrokerLimit, Offsets, limit_of
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, look_at_lock
 from support.daemon import Daemon, compile_kernels
@@ -36,14 +36,14 @@ def send(broker: Broker, home: Path, seed: int, count: int = 100) -> None:
     run("Client", "send", *words, home=home / "client")
 
 
-def watch_of(store: Path, broker: Broker, **flags: str) -> BrokerWatch:
+def watch_of(store: Path, broker: Broker, **flags: str) -> BrokerLimit:
     given: dict[str, Any] = {
         "data": str(store.parent / "data"),
         "broker_conf": str(broker.home / "broker.conf"),
         "broker_address": broker.address,
         **flags,
     }
-    return BrokerWatch(load(given, None, {}), Disk())
+    return limit_of(load(given, None, {}), Disk())
 
 
 def end_of_log(store: Path) -> int:
@@ -117,7 +117,7 @@ def beside(broker: Broker, home: Path) -> Daemon:
     return Daemon(broker.store, home / "data", *flags, "--broker-check-interval", "0.5")
 
 
-def look_once_it_answers(watch: BrokerWatch) -> Mapping[str, Any]:
+def look_once_it_answers(watch: BrokerLimit) -> Mapping[str, Any]:
     """A look at a broker that is up: in its first second it refuses to say how it is, with an error of its own."""
     deadline = time.monotonic() + 30
     while not (row := watch.look())["answers"]:
@@ -146,15 +146,15 @@ def test_a_broker_is_found_without_configuration_and_says_what_it_removed(home: 
         file.seek(cut.phy_offset + 4)
         file.write(bytes(4))  # its magic
     given: dict[str, Any] = {"store": str(store), "data": str(tmp_path / "data"), "segment_size": str(SEGMENT_SIZE)}
-    watch = BrokerWatch(load(given, None, {}), Disk())
-    limit = watch.log_limit
+    watch = limit_of(load(given, None, {}), Disk())
+
     with Broker(tmp_path / "after", store=store) as broker:
         assert watch.look()["answers"] is None, "nobody asked"
         deadline = time.monotonic() + 30
-        while (end := limit.ask(removed[0].phy_offset, b"stale")) is None:  # it refuses in its first second
-            assert time.monotonic() < deadline, limit.silence
+        while (end := watch.ask(removed[0].phy_offset, b"stale")) is None:  # it refuses in its first second
+            assert time.monotonic() < deadline, watch.silence
             time.sleep(0.1)
-        assert limit.address == broker.address
+        assert watch.address == broker.address
         assert cut.phy_offset <= end < removed[-1].phy_offset
         row = watch.look()
         assert (row["address"], row["answers"], row["maxOffset"]) == (broker.address, True, end)
@@ -163,10 +163,10 @@ def test_a_broker_is_found_without_configuration_and_says_what_it_removed(home: 
         row = watch.look()
         assert (row["alive"], row["pid"], row["how"]) == (False, None, "none"), "dead at once"
     deadline = time.monotonic() + 30
-    while limit.silence != "no broker runs here":  # first of all its connection has ended
-        assert time.monotonic() < deadline, limit.silence
+    while watch.silence != "no broker runs here":  # first of all its connection has ended
+        assert time.monotonic() < deadline, watch.silence
         time.sleep(0.1)
-        assert limit.ask(removed[0].phy_offset, b"stale") in (None, end)
-    assert limit.offset is None
+        assert watch.ask(removed[0].phy_offset, b"stale") in (None, end)
+    assert watch.offset is None
     assert watch.look()["answers"] is False
     watch.close()

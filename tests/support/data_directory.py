@@ -87,9 +87,8 @@ def changed(frontier: Frontier, **changes: Any) -> Frontier:
     """``replace`` that also takes index, queues, queue_file_size, queues_limit and sparse; None for not built."""
     parts: dict[str, Any] = {name: changes.pop(name) for name in ("index", "sparse") if name in changes}
     if changes.keys() & {"queues", "queue_file_size", "queues_limit"}:
-        queues = changes.pop("queues", frontier.queues)
-        size = changes.pop("queue_file_size", frontier.queue_file_size)
-        limit = changes.pop("queues_limit", frontier.queues_limit)
+        queues, mark = changes.pop("queues", frontier.queues), frontier.queues_mark or QueuesMark(0)
+        size, limit = changes.pop("queue_file_size", mark.file_size), changes.pop("queues_limit", mark.limit)
         parts["consumeQueue"] = None if queues is None else QueuesMark(size, queues, limit)
     return replace(frontier.with_outputs(**parts), **changes)
 

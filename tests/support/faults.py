@@ -23,7 +23,7 @@ from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from support.beside_log import assert_beside, write
 from support.commitlog_writer import FrameSpec
-from support.daemon import Daemon, assert_same_index, index_files, indexd_here
+from support.daemon import Daemon, assert_same_index, index_files, indexd_here, rebuild
 from support.missing import missing, need, need_root
 from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES, write_log
 
@@ -107,9 +107,7 @@ def check_whole(daemon: Daemon, end: int, *flags: str) -> None:
 def check_directory(store: Path, data: Path, *flags: str) -> None:
     """What stands in a directory after a clean stop is an undisturbed build, to the byte and to the file."""
     whole = data.with_name("undisturbed")
-    words = ("--store", store, "--data", data.with_name("unused"), "--out", whole, *(flags or SIZES))
-    done = indexd_here("rebuild", *words)
-    assert done.returncode == 0, done.stderr
+    rebuild(store, whole, *(flags or SIZES))
     assert_same_index(data, whole)
     assert {path.name for path in data.iterdir()} <= _DATA_NAMES, all_files(data)
     assert len(list((data / "index").iterdir())) == len(index_files(data)), all_files(data)
@@ -123,6 +121,16 @@ class Place:
     ) -> None:
         self.store, self.data, self.tracer, self.env = root / "store", data or root / "data", tracer, env
         self.end = 0
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """Of a command on both, with the sizes of ``small_log``."""
+        return ("--store", self.store, "--data", self.data, *SIZES)
+
+    def recover(self) -> None:
+        """Catch up with the log, and stop."""
+        done = indexd_here("--recover", *self.words)
+        assert done.returncode == 0, done.stderr
 
     def log(self, what: int | list[FrameSpec] = 3000) -> None:
         """Append so many messages, or these."""

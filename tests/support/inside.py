@@ -20,8 +20,7 @@ from indexd.flush.frontier import write_abort
 from indexd.recovery.open import open_data
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.service.daemon import Daemon
-from indexd.service.instance import Instance, Starts
-from indexd.service.log import Notifier, configure_log
+from indexd.service.instance import Instance, Notifier, Starts, configure_log
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles

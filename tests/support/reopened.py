@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from indexd.commitlog.tail import LogLimit
     from indexd.recovery.recover import RecoveryResult
 
 
@@ -52,11 +53,14 @@ def config_for(store: Path, data: Path, **keys: object) -> Config:
     return load({key: str(value) for key, value in given.items()}, None, {})
 
 
-def reopen(config: Config, *, unclean: bool = False, forced: bool = False) -> Reopened:
-    """Start, catch up with the log as far as it can be read, stop."""
+def reopen(
+    config: Config, *, unclean: bool = False, forced: bool = False, log_limit: LogLimit | None = None
+) -> Reopened:
+    """Start, catch up with the log as far as it can be read, stop; ``log_limit``: a broker that can be asked."""
     disk = Disk()
     disk.make_dir(config.store.data)
-    opened = open_data(config, disk, lambda *_: None, unclean=unclean, forced=forced)
+    opened = open_data(config, disk, lambda *_: None, unclean=unclean, forced=forced, log_limit=log_limit)
+    opened.reader.log_limit = log_limit
     pipeline = opened.pipeline
     resumed_at, resumed_messages = pipeline.built.phy_offset, pipeline.built.messages
     opened.reader.set_options(once(reader_options(config)))

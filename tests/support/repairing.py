@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.config import Config
@@ -34,7 +27,7 @@ from support.auditing import (
     select,
     store_of,
 )
-from support.daemon import environment, indexd_here
+from support.daemon import indexd_here
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.goldens import Golden
 from support.naive import key_hash, naive_frames
@@ -111,63 +104,6 @@ def tree(store: Path) -> dict[str, tuple[int, int, int]]:
     """All that a change of the store would change."""
     found = {path: path.stat() for path in sorted(store.rglob("*"))}
     return {str(path): (status.st_ino, status.st_size, status.st_mtime_ns) for path, status in found.items()}
-
-
-#: Runs commands in forks of a process in which everything is loaded: one begins to work at once, and can be killed.
-_FORKER = """
-import contextlib, json, os, sys
-from indexd.cli.main import main
-
-with contextlib.suppress(SystemExit):
-    main(json.loads(sys.argv[1]))
-print("ready", flush=True)
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)
-        main(json.loads(line))
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-class Forker:
-    """``indexd`` again and again, without the seconds that it takes to load; for use in a ``with`` block."""
-
-    def __init__(self, *warming: object) -> None:
-        # What is loaded by the first command, in the process itself, is there for all that follow.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _FORKER, json.dumps([str(word) for word in warming])],
-            env=environment(None),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        while self._line() != "ready":
-            pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
-
-    def run(self, *words: object, kill_after: float | None = None) -> int:
-        """The exit code; -9 if it was killed, which it is after ``kill_after`` seconds."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([str(word) for word in words]) + "\n")
-        self._process.stdin.flush()
-        pid = int(self._line())
-        if kill_after is not None:
-            time.sleep(kill_after)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return int(self._line())
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
 
 
 #: Twenty entries a file.

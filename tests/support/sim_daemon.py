@@ -29,8 +29,7 @@ from indexd.recovery import open as open_module
 from indexd.serve.daemon_status import DaemonStatus, Histogram
 from indexd.service import start as start_module
 from indexd.service.daemon import can_wait
-from indexd.service.instance import Instance, Starts
-from indexd.service.log import Notifier
+from indexd.service.instance import Instance, Notifier, Starts
 from indexd.service.start import open_for_run
 from indexd.service.state import DaemonState, DirectoryWatch, EventReporter, write_state
 from indexd.storage.disk import Disk
@@ -134,7 +133,7 @@ def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
         mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
         mock.patch("indexd.index.entries.ENTRIES_PER_READ", shape.window),
         mock.patch("indexd.compare.index._ENTRIES_PER_WINDOW", shape.window),
-        mock.patch("indexd.flush.watch._NOTE_EVERY", shape.note_every),
+        mock.patch("indexd.flush.pipeline._NOTE_EVERY", shape.note_every),
         mock.patch("os.getpid", partial(int, pid)),
         mock.patch("time.sleep", clock.advance),
     ):
@@ -246,8 +245,7 @@ class SimDaemon:
     def send(self) -> BuildProgress | None:
         """Hand what has been built to the flusher, unless it is at work or there is nothing to do."""
         progress = self.pipeline.progress
-        is_new = progress.phy_offset != self.pipeline.frontier.phy_offset or progress.has_work or self.must_flush
-        if self.sent is not None or not is_new:
+        if self.sent is not None or not (self.pipeline.is_ahead or self.must_flush):
             return None
         self.must_flush = False
         self.sent, self.is_persisted = progress, False

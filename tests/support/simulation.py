@@ -278,7 +278,7 @@ class World:
         # What this life has come to, for those after it.
         skipped = ((item.begin, item.end) for item in daemon.skipped if item.end <= daemon.pipeline.built.phy_offset)
         self.gaps = tuple(dict.fromkeys((*self.gaps, *skipped)))
-        if daemon.pipeline.counters.flushes:
+        if daemon.pipeline.flushes:
             frontier = daemon.pipeline.frontier
             self.promised = frontier.begin_offset, 0 if self.is_outdated else frontier.phy_offset
 

@@ -21,7 +21,7 @@ from indexd.compare.index import (
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError, UsageError
 from indexd.index.format import IndexEntry, IndexLayout
-from indexd.recovery.log_range import NEVER
+from indexd.recovery.recover import NEVER
 from indexd.storage.disk import Disk
 from support.auditing import LAYOUT as LARGE
 from support.auditing import (

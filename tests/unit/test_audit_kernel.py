@@ -25,7 +25,7 @@ from indexd.compare.index import (
 from indexd.index.check import time_difference
 from indexd.index.check_kernel import walk_chains
 from indexd.index.format import IndexHeader, IndexLayout
-from indexd.recovery.log_range import NEVER
+from indexd.recovery.recover import NEVER
 from indexd.storage.disk import Disk
 from support.data_directory import T0
 

@@ -28,9 +28,8 @@ from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.recovery.recover import Damage, DamagedError
 from indexd.serve.daemon_status import DaemonStatus, Histogram, Status
 from indexd.serve.events import Events
-from indexd.service.around import Scrubbing
-from indexd.service.daemon import Daemon
-from indexd.service.log import configure_log
+from indexd.service.daemon import Daemon, Scrubbing
+from indexd.service.instance import configure_log
 from indexd.service.state import Lag, LagMeter
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
@@ -522,7 +521,7 @@ def test_a_stop_ends_it_and_nothing_is_said_of_what_was_found_then(
 def test_the_rate_is_bounded(ground: Scrubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     now, waited = [1000.0], []
     monkeypatch.setattr(ground.stop, "wait", lambda seconds: waited.append(seconds) or False)
-    monkeypatch.setattr("indexd.service.around.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("indexd.service.daemon.time.monotonic", lambda: now[0])
     ground.scrubbing._on_bytes(64 << 20)
     now[0] = 2000.0  # what was slow for a while does not hurry afterwards
     ground.scrubbing._on_bytes(1 << 20)

@@ -24,19 +24,17 @@ from indexd.flush.frontier import (
     add_uncovered,
     read_frontier,
 )
-from indexd.flush.pipeline import BuildProgress, Pipeline
-from indexd.flush.watch import LogChangeDetector
-from indexd.index.file import IndexFile, IndexService
+from indexd.flush.pipeline import LogChangeDetector, Pipeline
+from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, FileMark, IndexHeader, IndexLayout
-from indexd.output import OutputMark
 from indexd.recovery.recover import OnDisk, plan_recovery
-from indexd.storage.disk import Disk, DiskFile, Stamp
+from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import FrameSpec
 from support.goldens import unpack
 from support.sim_disk import Fault, SimDisk
 from support.strategies import Sample
-from support.twins import batches, encode, put_key
+from support.twins import batches, encode
 
 LAYOUT = IndexLayout(10, 20)
 FRESH = Frontier("/store", ("/store/commitlog",), 1 << 20, "5.4", LAYOUT)
@@ -119,42 +117,6 @@ def test_uncovered_ranges_merge_and_stay_bounded() -> None:
     assert gaps[-1].end == 20 * UNCOVERED_MAX - 5
     assert add_uncovered((Uncovered(0, 5, "a"),), Uncovered(5, 9, "a")) == (Uncovered(0, 9, "a"),)
     assert add_uncovered((), Uncovered(5, 5, "a")) == ()
-
-
-class Recording(Disk):
-    """A real disk that notes the order of what is made durable."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def write_atomically(self, path: Path, data: bytes, *, durable: bool = True) -> None:
-        super().write_atomically(path, data, durable=durable)
-        self.calls.append(path.name if durable else f"{path.name}, not synced")
-
-
-def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, files = Recording(), DataFiles(tmp_path)
-    disk.make_dir(files.index)
-    sync = DiskFile.fsync
-    monkeypatch.setattr(DiskFile, "fsync", lambda file: (disk.calls.append(f"sync {file.path.name}"), sync(file))[0])
-    service = IndexService(disk, files.index, LAYOUT, FLAVOURS["5.4"])
-    file = IndexFile.create(disk, files.index / "20260101000000000", LAYOUT, None)
-    put_key(file, "T", "k", 100, 5000, FLAVOURS["5.4"])
-    file.publish()
-    mark = FileMark(file.path.name, file.header, full=True)
-    disk.calls.clear()
-    pipeline = Pipeline(disk, files, [service], FRESH, LogChangeDetector(disk, SegmentList))
-    frontier = replace(FRESH.with_outputs(index=(mark,)), phy_offset=200, store_timestamp=5000, messages=1)
-    pipeline.persist(BuildProgress(frontier, (OutputMark((mark,), (file.path,)),)))
-    order = [call for call in disk.calls if not call.endswith(".tmp")]
-    assert order == ["sync 20260101000000000", "checkpoint", "frontier"]
-    stored = StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint)
-    assert (stored.physic_msg_timestamp, stored.index_msg_timestamp, stored.confirm_phy_offset) == (5000, 5000, 200)
-    assert read_frontier(Disk(), files.frontier) == pipeline.frontier
-    assert service.mark().held == ()
-    file.close()
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])

@@ -47,8 +47,8 @@ from indexd.index.format import (
     IndexLayout,
     index_key_hash,
 )
-from indexd.recovery.log_range import NEVER
 from indexd.recovery.open import frame_size_max
+from indexd.recovery.recover import NEVER
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import look_at_lock
 from indexd.storage.names import INDEX_DIGITS

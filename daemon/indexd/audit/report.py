@@ -49,8 +49,8 @@ from indexd.index.format import FLAVOURS, index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.output import ProgressReporter
 from indexd.query.message import TIME_MAX
-from indexd.recovery.log_range import NEVER
 from indexd.recovery.open import frame_size_max
+from indexd.recovery.recover import NEVER
 from indexd.storage.disk import Disk, DiskFile, OutputDisk, Stamp
 from indexd.storage.lock import try_exclusive
 from indexd.storage.names import absolute

@@ -37,8 +37,8 @@ from indexd.index.check_kernel import PHY_NEGATIVE, PHY_ORDER, PHY_OUTSIDE, walk
 from indexd.index.entries import ENTRIES_PER_READ, WalkedEntries, first_entry_at, read_entries, walk_entries
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.output import Condition
-from indexd.recovery.log_range import NEVER, LogRange
-from indexd.recovery.open import decode_rules
+from indexd.recovery.open import LogRange, decode_rules
+from indexd.recovery.recover import NEVER
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
 

@@ -1,36 +1,34 @@
 """From the reader to the builders: the log is polled into a bounded queue, which is drained every few seconds.
 
-inotify says nothing of stores through a mapping, so the log is polled; the pause doubles while it is quiet. A full
-queue has the reader wait: nothing is lost, the log is on disk. Every ``interval`` seconds, or at once when the queue is
-full or closed, all that waits is built. The interval is what a message waits at most until it can be found: the next
-drain begins so early that it should be over by then, going by how long the last one took.
+A full queue has the reader wait: nothing is lost, the log is on disk.
 
 Throttle slows the reading, so that the broker keeps its disk and the machine its memory. Both its bounds give way
 before they could stop the index for good: the rate is never less than what the broker writes and a quarter more, and
 with nothing left in the queue a batch is read whatever the memory says.
+
+DiskWatermark has indexing stop before the broker's disk is so full that the broker minds. A broker cleans up early at
+75 % (diskMaxUsedSpaceRatio), deletes what is not expired yet at 85 % (diskSpaceCleanForciblyRatio) and refuses messages
+at 90 % (diskSpaceWarningLevelRatio). Below its first line the index gives way: it is derived, and can be built later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Poll, Skipped
-from indexd.config import ReaderConfig
-from indexd.errors import DiskError, IndexdError, MissingStoreError
+from indexd.errors import DiskError, IndexdError
 
 Item = DispatchBatch | Skipped
-_RETRY_SECONDS_MIN = 1.0
-_PATIENCE_SECONDS = 1.0
-# What passes before a message is in the queue at all: polling and settling.
-_READ_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +111,6 @@ def oldest_timestamp(items: list[Item]) -> int | None:
     return next((int(column[0]) for column in times), None)
 
 
-async def drain(
-    queue: DispatchQueue, interval: Callable[[], float], build: Callable[[list[Item]], Awaitable[None]]
-) -> None:
-    """Run until the queue is closed and empty; an empty drain is built too, so that its counters stay fresh."""
-    begun, took = time.monotonic(), 0.0
-    while True:
-        seconds = interval()
-        due = begun + max(seconds - _READ_SECONDS - took, seconds / 2)
-        await pause(queue.due, max(due - time.monotonic(), 0.0))
-        closed, begun = queue.closed, time.monotonic()
-        await build(queue.drain())
-        if closed:
-            return
-        took = time.monotonic() - begun
-
-
 @dataclass(slots=True)
 class ReputState:
     """What the loop last met: ``caught_up`` at the log's end, ``corrupt``, or why the log cannot be read for now.
@@ -142,69 +124,6 @@ class ReputState:
     corrupt: Corrupt | None = None
     problem: IndexdError | None = None
     pause: float = 0.001
-
-
-def poll_patiently(poll: Callable[[], Poll], config: ReaderConfig, state: ReputState, stop: threading.Event) -> Poll:
-    """In the read thread: poll until there is something, or for a second; the pause doubles while the log is quiet.
-
-    Here and not on the event loop, which would wake four times for each look at a quiet log.
-    """
-    give_up, shortest = time.monotonic() + _PATIENCE_SECONDS, config.poll_min_ms / 1000
-    while True:
-        found = poll()
-        state.caught_up = isinstance(found, NotYetWritten)
-        if not state.caught_up:
-            state.pause = shortest
-            return found
-        if not state.has_caught_up or time.monotonic() >= give_up or stop.wait(max(state.pause, shortest)):
-            return found
-        state.pause = min(2 * state.pause, config.poll_max_ms / 1000)
-
-
-async def reput(
-    poll: Callable[[], Awaitable[Poll]],
-    queue: DispatchQueue,
-    retry_max: Callable[[], float],
-    state: ReputState,
-    stop: asyncio.Event,
-    on_event: Callable[[Corrupt | Skipped | None], None],
-    on_problem: Callable[[IndexdError | None, float], None],
-) -> None:
-    """Run until ``stop``, then close the queue. ``on_event`` hears of corruption met, left (None) and passed over.
-
-    ``on_problem`` hears of a log that cannot be read for now, with the seconds until the next try, and of its end.
-    """
-    retry = _RETRY_SECONDS_MIN
-    try:
-        while not stop.is_set():
-            found: Poll | None = None
-            problem: IndexdError | None = None
-            try:
-                found = await poll()
-            except (DiskError, MissingStoreError) as error:
-                problem, state.caught_up = error, False
-            if problem is not None or state.problem is not None:
-                on_problem(problem, retry)
-            state.problem = problem
-            corrupt = found if isinstance(found, Corrupt) else None
-            if found is not None and corrupt != state.corrupt:
-                state.corrupt = corrupt
-                on_event(corrupt)
-            if state.caught_up and not state.has_caught_up:
-                # What came while nobody indexed has waited long enough.
-                state.has_caught_up = True
-                queue.due.set()
-            if isinstance(found, Skipped):
-                on_event(found)
-            if isinstance(found, (DispatchBatch, Skipped)):
-                await queue.put(found)
-            if problem is None and corrupt is None:
-                retry = _RETRY_SECONDS_MIN
-            else:
-                await pause(stop, retry)
-                retry = min(2 * retry, retry_max())
-    finally:
-        queue.close()
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:
@@ -248,15 +167,9 @@ class Throttle:
         log_end: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reader = reader
-        self._queue = queue
-        self._stop = stop
-        self._rate_max = rate_max
-        self._memory_max = memory_max
-        self._hurry = hurry
-        self._on_wait = on_wait
-        self._log_end = log_end
-        self._clock = clock
+        self._reader, self._queue, self._stop, self._clock = reader, queue, stop, clock
+        self._rate_max, self._memory_max = rate_max, memory_max
+        self._hurry, self._on_wait, self._log_end = hurry, on_wait, log_end
         # When what was read so far would have been read at the allowed rate.
         self._paid_at = clock()
         self._ends: deque[tuple[float, int]] = deque()
@@ -315,3 +228,40 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * _PAGE_SIZE
     except OSError:
         return 0
+
+
+# How far it has to fall below the mark before indexing goes on: an index file that is allocated must not undo it.
+_HYSTERESIS = 0.01
+
+
+class DiskWatermark:
+    """Whether the data directory's file system is too full to index; remembers that it was."""
+
+    def __init__(self, data: Path, used_max: float) -> None:
+        self._data, self._used_max = data, used_max
+        #: Indexing has to wait, as of the last check.
+        self.is_over = False
+
+    def check(self) -> None:
+        """Raise DiskError, a transient one, while it is fuller than ``used_max``, and then until it is 1 % less full.
+
+        A ``used_max`` of 1 means never.
+        """
+        ratio = used_ratio(self._data)
+        self.is_over = self._used_max < 1 and ratio > self._used_max - (_HYSTERESIS if self.is_over else 0.0)
+        if self.is_over:
+            text = f"its file system is {ratio:.1%} full and disk_used_max is {self._used_max:.1%}"
+            raise DiskError("index into", self._data, OSError(errno.ENOSPC, text))
+
+
+def used_ratio(path: Path) -> float:
+    """How full the file system of ``path`` is, as the broker and ``df`` count it: of what is not kept for root alone.
+
+    Raises DiskError.
+    """
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        raise DiskError("stat", path, error) from error
+    used = status.f_blocks - status.f_bfree
+    return used / (used + status.f_bavail) if used + status.f_bavail else 0.0

@@ -125,32 +125,22 @@ class Frontier:
     @property
     def index(self) -> tuple[FileMark, ...]:
         """The index files, oldest first."""
-        marks: tuple[FileMark, ...] = self.outputs.get("index", ())
-        return marks
+        return tuple(self.outputs.get("index", ()))
 
     @property
     def queues(self) -> tuple[QueueMark, ...] | None:
         """The ConsumeQueues; None where they are not built."""
-        part: QueuesMark | None = self.outputs.get("consumeQueue")
-        return None if part is None else part.queues
+        return None if self.queues_mark is None else self.queues_mark.queues
 
     @property
-    def queue_file_size(self) -> int:
-        """The size of their files; 0 where they are not built."""
-        part: QueuesMark | None = self.outputs.get("consumeQueue")
-        return 0 if part is None else part.file_size
-
-    @property
-    def queues_limit(self) -> int | None:
-        """So many queues there were when further ones were left out; None if none was."""
-        part: QueuesMark | None = self.outputs.get("consumeQueue")
-        return None if part is None else part.limit
+    def queues_mark(self) -> QueuesMark | None:
+        """The ConsumeQueues with the size of their files; None where they are not built."""
+        return self.outputs.get("consumeQueue")
 
     @property
     def sparse(self) -> SparseMark | None:
         """The sparse indexes; None where they are not built."""
-        part: SparseMark | None = self.outputs.get("sparse")
-        return part
+        return self.outputs.get("sparse")
 
     @property
     def left_out(self) -> tuple[Uncovered, ...]:
@@ -204,8 +194,6 @@ class Frontier:
                     f"{path} is of format {data['format']}, written by indexd {data['version']}, not {FORMAT}",
                     "run that version or a newer one, or use a fresh --data",
                 )
-            if not all(abs(int(data[name])) < 1 << 63 for name in ("phyOffset", "beginOffset")):
-                raise ValueError("a number of more than 64 bits")
             return cls(
                 store=str(data["store"]),
                 commit_log_paths=tuple(str(path) for path in data["commitLogPaths"]),

@@ -475,12 +475,12 @@ NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so
 
 def open_queue(index: QueryIndex, look: IndexSnapshot, topic: str, queue_id: int) -> ConsumeQueueReader | None:
     """The queue, its minimum corrected to where the log begins; None if there is none. UsageError without any queue."""
-    frontier = look.frontier
-    if frontier.queues is None:
+    queues = look.frontier.queues_mark
+    if queues is None:
         raise UsageError(
             f"{index.files.data} holds no ConsumeQueues", "run the daemon with consume_queue = true to have them built"
         )
-    root, size, mark = index.files.consumequeue, frontier.queue_file_size, index.queue_mark(look, topic, queue_id)
+    root, size, mark = index.files.consumequeue, queues.file_size, index.queue_mark(look, topic, queue_id)
     queue: ConsumeQueueReader | None = None
     if mark is not None:
         queue = ConsumeQueueReader.of_mark(index.disk, root, mark, size, look.published)
@@ -528,7 +528,7 @@ def why_no_queue(index: QueryIndex, look: IndexSnapshot, topic: str) -> str:
     batches = Path(look.frontier.store) / "batchconsumequeue" / topic
     if look.frontier.store and index.disk.exists(batches):
         return "a queue of batches (BatchConsumeQueue), which is not built"
-    reasons, limit = ["no such queue"], look.frontier.queues_limit
-    if limit is not None:
-        reasons.append(f"queues were left out when there were {limit} (queues_max)")
+    reasons, queues = ["no such queue"], look.frontier.queues_mark
+    if queues is not None and queues.limit is not None:
+        reasons.append(f"queues were left out when there were {queues.limit} (queues_max)")
     return "; ".join(reasons + gaps_in_words(look.queue_coverage))

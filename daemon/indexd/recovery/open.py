@@ -1,12 +1,15 @@
 """Opens a data directory: from whatever was left behind to a pipeline and a reader that stand at the same offset.
 
-What the configuration comes to for those who read the log and build from it is here, too.
+What the configuration comes to for those who read the log and build from it is here, too; and LogRange, a range of the
+log read once, for audit, verify and repair: what cannot be read is passed over.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +17,9 @@ from typing import Any
 
 from indexd import __version__
 from indexd.commitlog import batcher
-from indexd.commitlog.batcher import DispatchBatch, before, make_rules
+from indexd.commitlog.batcher import DispatchBatch, before, make_rules, within
 from indexd.commitlog.decoder import DecoderOptions
-from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
+from indexd.commitlog.format import Corrupt, Reason
 from indexd.commitlog.kernel import Rules
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions, Skipped
@@ -31,11 +34,11 @@ from indexd.consumequeue.check import kept_queues
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_frontier, write_frontier
-from indexd.flush.pipeline import OUTPUTS, Pipeline, all_outputs, missing_is_disturbed
-from indexd.flush.watch import LogChangeDetector
+from indexd.flush.pipeline import OUTPUTS, LogChangeDetector, Pipeline, all_outputs, missing_is_disturbed
 from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.output import Output, OutputRecovery, RecoveryScope
 from indexd.recovery.recover import (
+    NEVER,
     NO_DAMAGE,
     Damage,
     IndexRecovery,
@@ -43,6 +46,7 @@ from indexd.recovery.recover import (
     OnProgress,
     RecoveryPlan,
     RecoveryResult,
+    WholeLog,
     look,
     once,
     plan_recovery,
@@ -56,7 +60,6 @@ _FRAME_OVERHEAD = 64 << 10
 _READ_SIZE_MIN = 64 << 10
 # So many of the newest segments are the consumers': their page cache is never given back.
 _HOT_SEGMENTS = 2
-_PAUSE = 0.01
 
 
 def reader_options(config: Config) -> ReaderOptions:
@@ -165,12 +168,9 @@ def open_data(
     """
     started = time.monotonic()
     opening = _Opening(config, disk, damage, unclean=unclean, forced=forced)
-    reader = opening.reader
-    plan = opening.plan(log_limit)
-    try:
+    with closing(opening.reader) as reader:
+        plan = opening.plan(log_limit)
         recovered = opening.recover(plan, on_progress)
-    finally:
-        reader.close()
     base = opening.base
     pipeline = opening.load(recovered)
     begin = base.refill_offset
@@ -207,9 +207,12 @@ class _Opening:
         if self.frontier is not None:
             _check_same(self.frontier, fresh, [(self.index, True), *others], self.files)
         disk.make_dir(self.index.directory)
-        self.known = self.frontier or fresh
-        self._paths = fresh.commit_log_paths
-        self.reader = _open_reader(config, disk)
+        self.known = replace(self.frontier or fresh, commit_log_paths=fresh.commit_log_paths)
+        directories = config.store.commit_log_directories
+        self.reader = LogReader(disk, directories, decode_rules(config), reader_options(config))
+        self.reader.refresh()
+        # With CRCs: what is compared, and what a crash has left to be read again.
+        self.reader.check_until = self.reader.log.segments[-1].end if self.reader.log.segments else 0
         self._begin = self.reader.log.min_offset or 0
         damaged = 0 if damage.recheck_from is None else self.known.phy_offset - damage.recheck_from
         recheck = max(config.recovery.recheck_bytes, damaged)
@@ -260,8 +263,8 @@ class _Opening:
         """The pipeline of the outputs that are wanted."""
         config, disk = self._config, self._disk
         list_log = partial(list_segments, disk, config.store.commit_log_directories, config.store.segment_size)
-        detector = LogChangeDetector(disk, list_log)
-        detector.take_over(self.log.evidence_before(self.base.phy_offset), recovered.compared.tail)
+        points = self.log.evidence_before(self.base.phy_offset)
+        detector = LogChangeDetector(disk, list_log, points, recovered.compared.tail)
         wanted = [(output, kept.held) for output, is_wanted, kept in self._kept if is_wanted]
         for output, held in ((self.index, recovered.files), *wanted):
             output.load(held)
@@ -320,7 +323,7 @@ class _Opening:
             write_frontier(self._disk, self.files.frontier, self.base, __version__)
 
     def _base(self, recovered: RecoveryResult) -> Frontier:
-        known, offset = replace(self.known, commit_log_paths=self._paths), recovered.phy_offset
+        known, offset = self.known, recovered.phy_offset
         if offset is None:
             return replace(known, begin_offset=self._begin, phy_offset=self._begin, store_timestamp=0,
                            newest_timestamp=None, messages=0, uncovered=(), evidence=(), stale_head=None)  # fmt: skip
@@ -360,14 +363,6 @@ def _doubted(base: Frontier, begin: int, why: str) -> Frontier:
     return replace(base, uncovered=tuple(sorted(gaps, key=lambda gap: gap.begin)))
 
 
-def _open_reader(config: Config, disk: Disk) -> LogReader:
-    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
-    reader.refresh()
-    # With CRCs: what is compared, and what a crash has left to be read again.
-    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
-    return reader
-
-
 def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
     reader.position = base.phy_offset
     reader.counters = ReaderCounters()  # what was compared is not what is read from here on
@@ -384,29 +379,24 @@ def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progr
     # Reads the log from ``begin`` to where the pipeline stands, for all but the key index. Broken off, it begins again.
     # What cannot be read (any more) is left out, and noted as uncovered.
     options = replace(once(reader_options(config)), skip_corrupt=True)
-    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options, begin)
     reader.refresh()
-    end, reader.position = pipeline.built.phy_offset, begin
-    try:
+    end = pipeline.built.phy_offset
+    with closing(reader):
         while reader.position < end:
-            poll = reader.poll()
-            if isinstance(poll, DispatchBatch):
-                batch = before(poll, end)
-                for output in pipeline.outputs[1:]:
-                    output.build(batch)
-                on_progress("refill", batch.end_offset - begin, end - begin)
-            elif isinstance(poll, NotYetWritten) and reader.is_undecided:
-                time.sleep(_PAUSE)
-            elif isinstance(poll, Skipped):
-                if not poll.is_expired:
-                    pipeline.leave_out(Uncovered(poll.begin, min(poll.end, end), poll.reason))
-            elif reader.position < end:  # a segment's end is passed without a batch
+            for item in (log := WholeLog(reader, end)):
+                if isinstance(item, DispatchBatch):
+                    batch = before(item, end)
+                    for output in pipeline.outputs[1:]:
+                        output.build(batch)
+                    on_progress("refill", batch.end_offset - begin, end - begin)
+                elif not item.is_expired:
+                    pipeline.leave_out(Uncovered(item.begin, min(item.end, end), item.reason))
+            if (first := reader.position) < end:
                 reader.pass_over(end)
-                reason = poll.reason if isinstance(poll, Corrupt) else Reason.UNFINISHED.text
-                pipeline.leave_out(Uncovered(poll.offset, reader.position, reason))
-        pipeline.progress = pipeline.mark()
-    finally:
-        reader.close()
+                reason = log.unreadable.reason if log.unreadable else Reason.UNFINISHED.text
+                pipeline.leave_out(Uncovered(first, reader.position, reason))
+    pipeline.progress = pipeline.mark()
 
 
 def _check_same(known: Frontier, wanted: Frontier, outputs: list[tuple[Output[Any], bool]], files: DataFiles) -> None:
@@ -429,3 +419,50 @@ def _check_same(known: Frontier, wanted: Frontier, outputs: list[tuple[Output[An
                 f"{files.data} was built with {name} {ours}, and now {given} is asked for",
                 "give what it was built with, or another --data",
             )
+
+
+@dataclass(slots=True)
+class LogRange:
+    """Messages that start in ``[begin, end)``, read from ``aligned`` on: the start of a message or of a segment.
+
+    While iterated, ``position`` is how far all is known; in the end ``log_end`` is set if the log ends inside, and
+    ``unreadable`` if it ends in bytes that are no frame. ``log_begin``: where the log began when it was read. It goes
+    on to ``stop`` at most: a log may grow for ever.
+    """
+
+    begin: int
+    end: int
+    aligned: int
+    flavour: str
+    want_queue: bool = False
+    stop: int = NEVER
+    position: int = 0
+    log_end: int | None = None
+    unreadable: Corrupt | None = None
+    log_begin: int | None = None
+
+    def read(self, disk: Disk, config: Config, workers: int) -> Iterator[DispatchBatch | Skipped]:
+        """Batches in the order of the log, Skipped for what could not be read, both cut to the range."""
+        kind = FLAVOURS[self.flavour]
+        rules = decode_rules(config)._replace(
+            want_uniq_key=kind.uniq_key, want_tags=kind.tags, want_queue=self.want_queue
+        )
+        options = replace(once(reader_options(config)), skip_corrupt=True, check_tail=False, workers=workers)
+        reader = LogReader(disk, config.store.commit_log_directories, rules, options, self.aligned)
+        reader.refresh()
+        log, self.position = WholeLog(reader, min(self.end, self.stop)), self.begin
+        with closing(reader):
+            for item in log:
+                if isinstance(item, DispatchBatch):
+                    self.position = max(self.begin, min(reader.position, self.end))
+                    batch = within(item, self.begin, self.end)
+                    if batch.rows:
+                        yield batch
+                else:
+                    begin, end = max(item.begin, self.begin), min(item.end, self.end)
+                    if begin < end:
+                        self.position = end
+                        yield replace(item, begin=begin, end=end)
+            self.log_begin, self.unreadable = reader.log.min_offset, log.unreadable
+            if reader.position < self.end:
+                self.log_end = max(reader.position, self.begin)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.dispatch.reput import Item
 from indexd.errors import BusyError, UsageError
-from indexd.flush.pipeline import OUTPUTS, Pipeline, make_outputs, sync_files
-from indexd.flush.watch import LogChangeDetector
+from indexd.flush.pipeline import LogChangeDetector, Pipeline, all_outputs, sync_files
 from indexd.recovery.open import check_store, decode_rules, fresh_frontier, load_kernels, reader_options
 from indexd.recovery.recover import WholeLog, once
 from indexd.storage.disk import Disk
@@ -68,9 +67,9 @@ def rebuild(
     store = check_store(config)
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     with built_beside(config, disk, out) as files:
-        for kind in OUTPUTS:
-            if kind.is_wanted(config):
-                disk.make_dir(files.data / kind.folder)
+        outputs = [output for output, is_wanted in all_outputs(config, disk, files.data) if is_wanted]
+        for output in outputs:
+            disk.make_dir(output.directory)
         options = replace(once(reader_options(config)), check_tail=False, take_older=True, workers=_WORKERS)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         load_kernels(config)
@@ -79,7 +78,6 @@ def rebuild(
         reader.position = reader.log.min_offset or 0
         fresh = fresh_frontier(config, store)
         frontier = replace(fresh, begin_offset=reader.position, phy_offset=reader.position)
-        outputs = make_outputs(config, disk, files.data)
         pipeline = Pipeline(disk, files, outputs, frontier, LogChangeDetector(disk, lambda: reader.log))
         started = time.monotonic()
         unreadable = _build(disk, reader, pipeline, on_progress)
@@ -151,18 +149,12 @@ def _build(
 ) -> Corrupt | None:
     begin, log = reader.position, WholeLog(reader)
     total = reader.log.segments[-1].end - begin if reader.log.segments else 0
-    try:
-        with _Syncer(disk, pipeline) as syncer, ThreadPoolExecutor(1, "reader") as pool:
-            try:
-                for item in _read_ahead(log, pool, syncer.while_quiet):
-                    pipeline.build(item)
-                    syncer.after_batch()
-                    on_progress(pipeline.built.phy_offset - begin, total)
-                syncer.last.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-    finally:
-        reader.close()
+    with closing(reader), _Syncer(disk, pipeline) as syncer, ThreadPoolExecutor(1, "reader") as pool:
+        for item in _read_ahead(log, pool, syncer.while_quiet):
+            pipeline.build(item)
+            syncer.after_batch()
+            on_progress(pipeline.built.phy_offset - begin, total)
+        syncer.last.result()
     return log.unreadable
 
 
@@ -204,5 +196,5 @@ class _Syncer(ThreadPoolExecutor):
     def _start(self) -> None:
         self.last.result()
         self._synced_entries = self._pipeline.index.entries
-        files = [path for output in self._pipeline.outputs for path in output.unsynced.files()]
+        files = [path for output in self._pipeline.outputs for path in output.unsynced.files]
         self.last = self.submit(sync_files, self._disk, files)

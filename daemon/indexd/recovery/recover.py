@@ -24,7 +24,7 @@ from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, LogView, newest
 from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
-from indexd.compare.log import Agreed, Comparison, LogComparison, compare_with_log
+from indexd.compare.log import Comparison, LogComparison, compare_with_log
 from indexd.errors import CorruptDataError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import Frontier
 from indexd.index.entries import (
@@ -88,9 +88,7 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     marks = disk.frontier.index
     while marks and marks[0].name not in sizes and marks[0].header.end_phy_offset < disk.log_begin:
         marks = marks[1:]  # it pointed to expired messages only, and may well be gone
-    whole = 0
-    while whole < len(marks) and sizes.get(marks[whole].name) == size:
-        whole += 1
+    whole = next((number for number, mark in enumerate(marks) if sizes.get(mark.name) != size), len(marks))
     cut, offset = whole < len(marks), None if whole < len(marks) else disk.frontier.phy_offset
     if cut:
         name = marks[whole].name
@@ -196,7 +194,14 @@ class IndexRecovery:
                 recovered.phy_offset = self._last_message(sound)
             sound = self._before(sound, recovered.phy_offset or 0)
         if recovered.phy_offset is not None:
-            agreed = self._compare(sound, compare_before(recovered.phy_offset))
+            comparison = compare_before(recovered.phy_offset)
+            begin = comparison.reader.position
+            agreed = compare_with_log(
+                self._disk, self._directory, self._layout, self._flavour, tuple(sound), comparison,
+                lambda offset: self._on_progress("compare", offset - begin, comparison.end - begin),
+            )  # fmt: skip
+            recovered.compared = agreed.compared
+            recovered.reasons += [agreed.reason] if agreed.reason else []
             if agreed.phy_offset is not None:
                 is_cut, recovered.phy_offset = True, agreed.phy_offset
                 sound = self._before(sound, agreed.phy_offset)
@@ -276,16 +281,6 @@ class IndexRecovery:
             header = replace(mark.header, end_phy_offset=last.phy_offset, end_timestamp=end)
             return replay_file(file, replace(mark, header=header), self._layout, self._flavour)
 
-    def _compare(self, sound: list[FileMark], comparison: Comparison) -> Agreed:
-        begin = comparison.reader.position
-        agreed = compare_with_log(
-            self._disk, self._directory, self._layout, self._flavour, tuple(sound), comparison,
-            lambda offset: self._on_progress("compare", offset - begin, comparison.end - begin),
-        )  # fmt: skip
-        self._recovered.compared = agreed.compared
-        self._recovered.reasons += [agreed.reason] if agreed.reason else []
-        return agreed
-
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -320,10 +315,8 @@ class KnownLog:
     def __init__(
         self, disk: Disk, reader: LogReader, frontier: Frontier, recheck_size: int, *, is_forced: bool
     ) -> None:
-        self._disk = disk
-        self._reader = reader
-        self._recheck_size = recheck_size
-        self._is_forced = is_forced
+        self._disk, self._reader = disk, reader
+        self._recheck_size, self._is_forced = recheck_size, is_forced
         begin = reader.log.min_offset or 0
         self._evidence = frontier.evidence
         self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
@@ -424,6 +417,8 @@ class KnownLog:
             return behind if frames.holds(behind) else None
 
 
+#: Behind every offset.
+NEVER = (1 << 63) - 1
 _PAUSE = 0.002
 # Bytes at the end that are no frame are given so long to become one; the daemon, which has time, gives them more.
 _CORRUPT_AFTER = 0.25
@@ -435,33 +430,31 @@ def once(options: ReaderOptions) -> ReaderOptions:
 
 
 class WholeLog:
-    """Iterates over a log; ``unreadable`` is set when its last bytes are no frame, as after a crash of the broker.
+    """Iterates over a log, up to ``end`` where it goes on behind that; what is read last may reach farther.
 
-    Raises CorruptDataError for unreadable bytes behind which the log goes on, unless the reader may skip them.
+    ``unreadable`` is set when its last bytes are no frame, as after a crash of the broker. Raises CorruptDataError for
+    unreadable bytes behind which the log goes on, unless the reader may skip them.
     """
 
-    def __init__(self, reader: LogReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: LogReader, end: int = NEVER) -> None:
+        self._reader, self._end = reader, end
         self.unreadable: Corrupt | None = None
 
     def __iter__(self) -> Iterator[DispatchBatch | Skipped]:
-        while True:
-            found = self._reader.poll()
-            if isinstance(found, Corrupt):
-                self._judge(found)
-                return
-            if not isinstance(found, NotYetWritten):
+        reader = self._reader
+        while reader.position < self._end:
+            found = reader.poll()
+            if not isinstance(found, (Corrupt, NotYetWritten)):
                 yield found
-            elif self._reader.is_undecided:
+            elif isinstance(found, NotYetWritten) and reader.is_undecided:
                 time.sleep(_PAUSE)
             else:
-                return
-
-    def _judge(self, corrupt: Corrupt) -> None:
-        if corrupt.path is None or self._reader.frames_follow():
+                self.unreadable = found if isinstance(found, Corrupt) else None
+                break
+        corrupt = self.unreadable
+        if corrupt is not None and (corrupt.path is None or reader.frames_follow()):
             where = f" of {corrupt.path}" if corrupt.path else ""
             raise CorruptDataError(
                 f"the log is corrupt at offset {corrupt.offset}{where}: {corrupt.reason}",
                 "give --on-corrupt skip to go on at the next frame that proves itself",
             )
-        self.unreadable = corrupt

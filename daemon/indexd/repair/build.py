@@ -23,7 +23,7 @@ from indexd.errors import CorruptDataError
 from indexd.index.entries import phy_offset_of, read_entries
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
-from indexd.recovery.log_range import LogRange
+from indexd.recovery.open import LogRange
 from indexd.repair.plan import RepairPlan, RepairRange, findings_by_file
 from indexd.storage.disk import Disk
 

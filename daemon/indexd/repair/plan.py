@@ -32,7 +32,7 @@ from indexd.config import Config
 from indexd.index.entries import first_entry_at, read_entries
 from indexd.index.format import FLAVOURS, IndexHeader
 from indexd.pages.wording import counted, show_size
-from indexd.recovery.log_range import LogRange
+from indexd.recovery.open import LogRange
 from indexd.storage.disk import Disk
 
 _INDEX = "index/"

@@ -20,6 +20,9 @@ answer, that offset stays, however long: what a broker that died left behind it 
 broker alone, when it is back. A broker that never answered bounds nothing, so that one that is down does not keep a
 first index from being built. What such a broker cuts afterwards is found as without an address, by what the index
 stands on.
+
+Around looks at the broker, the disk and the log's end, in a thread of its own. A look may hang, on a file system over a
+network as on a broker that does not answer; then only these figures are old.
 """
 
 from __future__ import annotations
@@ -31,16 +34,23 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from indexd.commitlog.segments import list_segments
+from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.format import EndOfFile
+from indexd.commitlog.lookup import LogView
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.segments import list_segments, log_end
 from indexd.config import Config
 from indexd.config.load import writes_index
 from indexd.config.serving import is_peer, split_address
 from indexd.config.units import RemotePath, printable
+from indexd.dispatch.reput import used_ratio
 from indexd.errors import IndexdError
 from indexd.serve.remoting.command import FrameError, RemotingCommand, decode_command, encode_command
+from indexd.service.instance import Instance
+from indexd.service.state import LagMeter
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, listening, look_at_lock
 
@@ -163,15 +173,13 @@ def broker_address(config: Config) -> str:
             raise SilentBrokerError(f"{address}, of broker_conf, is no address", _HINT)
         return address
     lock = lock_of(config)
-    if not lock.alive:
-        raise SilentBrokerError(lock.why or "no broker runs here")
-    if lock.pid is None:
-        raise SilentBrokerError(str(lock.why), _HINT)
+    if not lock.alive or lock.pid is None:
+        raise SilentBrokerError(lock.why or "no broker runs here", _HINT if lock.alive else "")
     try:
         ports = listening(lock.pid)
     except OSError as error:
-        what = f"where the broker, pid {lock.pid}, listens cannot be seen ({error.strerror})"
-        raise SilentBrokerError(what, _HINT) from error
+        why = f"where the broker, pid {lock.pid}, listens cannot be seen ({error.strerror})"
+        raise SilentBrokerError(why, _HINT) from error
     pairs = [port for port in sorted(ports) if port - _FAST_PORT_BELOW in ports]
     if len(pairs) != 1:
         what = "is not to be told from its other ports" if pairs else "is not there yet"
@@ -229,11 +237,8 @@ class BrokerLimit:
             self._waits_for = (position, head)
             if self.silence is None:
                 self._pause, self._next_ask = _ASK_SECONDS, min(self._next_ask, self._asked + _ASK_SECONDS)
-        if self._clock() >= self._next_ask and self._lock.acquire(blocking=False):  # else it is just being asked
-            try:
-                self._question()
-            finally:
-                self._lock.release()
+        if self._clock() >= self._next_ask:
+            self.refresh()
         return self.offset
 
     def ends_at(self, position: int, head: bytes) -> bool:
@@ -257,11 +262,11 @@ class BrokerLimit:
 
     def unsafe(self, *, is_expected: bool) -> list[str]:
         """What is wrong with the offset, and what follows; ``is_expected``: the broker runs, so it should answer."""
-        position = self._position  # before the offset: the reader may be asking, and goes on behind a later one
-        offset = self.offset
+        # The position before the offset: the reader may be asking, and goes on behind a later one.
+        position, offset = self._position, self.offset
         if self.bounds and self.silence is not None and is_expected:
-            what = "what is read is not bounded by it"
-            what = what if offset is None else f"nothing behind {offset} is indexed until it does"
+            is_free = "what is read is not bounded by it"
+            what = is_free if offset is None else f"nothing behind {offset} is indexed until it does"
             return [f"the broker does not say how far its log goes ({self.silence}): {what}; see broker_address"]
         if not self.bounds or self.silence is not None or offset is None:
             return []
@@ -273,6 +278,37 @@ class BrokerLimit:
             cut = f"{says} and it was read up to {position}, so it was cut"
             return [f"{cut}, and entries behind its end stay until something is written there; if not, {_REMEDY}"]
         return []
+
+    def look(self) -> dict[str, Any]:
+        """What ``board.broker`` holds, for who watches the broker; never raises, takes some two seconds at most.
+
+        ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing``, whether the broker, or the
+        next one that starts here, writes an index (None: it cannot be told), and ``indexingWhy``; ``address``,
+        ``answers``, ``silence`` and ``maxOffset``: as it was asked last, None before that; ``unsafe``: texts, each
+        naming the remedy.
+        """
+        lock, conf = lock_of(self._config), self._config.store.broker_conf
+        indexing, why = None, "no broker.conf is given"
+        if conf is not None:
+            indexing = writes_index(self._config.broker, self._config.index.flavour)
+            why = f"by {printable(str(conf))}{', when it starts' if lock.alive is False else ''}"
+        if self.bounds:
+            self.refresh()
+        return {
+            "alive": lock.alive,
+            "pid": lock.pid,
+            "how": lock.how,
+            "why": lock.why,
+            "indexing": indexing,
+            "indexingWhy": why,
+            "address": self.address,
+            "answers": None if self.silence == NOT_ASKED else self.silence is None,
+            "silence": None if self.silence == NOT_ASKED else self.silence,
+            "maxOffset": self.offset,
+            "checkedAt": int(time.time() * 1000),
+            # A broker that is down or loads its store is expected to be silent.
+            "unsafe": self.unsafe(is_expected=lock.how == "lock"),
+        }
 
     def close(self) -> None:
         """Close the connection; the next question looks for the broker again."""
@@ -321,45 +357,126 @@ class BrokerLimit:
         return Offsets(log.min_offset or 0, log.segments[-1].end if log.segments else 0)
 
 
-class BrokerWatch:
-    """Looks when it is told to, from one thread."""
+_EVERY_SECONDS = 1.0
+# So long a start waits for the first look.
+_FIRST_SECONDS = 3.0
+# Of a look at the broker, what is worth an event when it changes.
+_TOLD = ("alive", "indexing", "answers")
 
-    def __init__(self, config: Config, disk: Disk) -> None:
-        self._config = config
-        #: For the reader.
-        self.log_limit = BrokerLimit(config, disk, bounds=config.node.broker_address is not None)
 
-    def look(self) -> dict[str, Any]:
-        """What ``board.broker`` holds; never raises, takes some two seconds at most.
+def limit_of(config: Config, disk: Disk) -> BrokerLimit:
+    """The broker that is asked; one that the configuration names bounds what is read."""
+    return BrokerLimit(config, disk, bounds=config.node.broker_address is not None)
 
-        ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing``, whether the broker, or the
-        next one that starts here, writes an index (None: it cannot be told), and ``indexingWhy``; ``address``,
-        ``answers``, ``silence`` and ``maxOffset``: as it was asked last, None before that; ``unsafe``: texts, each
-        naming the remedy.
+
+class Around:
+    """A context manager around the process's whole life; what it finds is on the board."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        make_limit: Callable[[Config, Disk], BrokerLimit] = limit_of,
+        every_seconds: float = _EVERY_SECONDS,
+        first_seconds: float = _FIRST_SECONDS,
+    ) -> None:
+        self._instance, self._node, self._make_limit = instance, instance.config.node, make_limit
+        self._every, self._first = every_seconds, first_seconds
+        #: Who is asked how far the log goes.
+        self.log_limit = make_limit(instance.config, instance.disk)
+        # Who reads the log now.
+        self._followed: list[tuple[LogReader, LagMeter]] = []
+        self._broker_due = 0.0
+        # What was said last of the broker, of what is unsafe, and of a look that failed.
+        self._told: object = None
+        self._unsafe: list[str] = []
+        self._failure = ""
+        self._leave, self._has_looked = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="around", daemon=True)
+
+    def __enter__(self) -> Around:
+        self._thread.start()
+        self._has_looked.wait(self._first)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.set()
+        self._thread.join(self._first)
+
+    def follow(self, reader: LogReader, meter: LagMeter) -> None:
+        """Before its first poll: ``reader`` believes no more than the broker vouches for, as far as it is asked.
+
+        From now on ``meter`` is told how far the log goes while the reader is behind.
         """
-        lock, limit, conf = lock_of(self._config), self.log_limit, self._config.store.broker_conf
-        indexing, why = None, "no broker.conf is given"
-        if conf is not None:
-            indexing = writes_index(self._config.broker, self._config.index.flavour)
-            why = f"by {printable(str(conf))}{', when it starts' if lock.alive is False else ''}"
-        if limit.bounds:
-            limit.refresh()
-        return {
-            "alive": lock.alive,
-            "pid": lock.pid,
-            "how": lock.how,
-            "why": lock.why,
-            "indexing": indexing,
-            "indexingWhy": why,
-            "address": limit.address,
-            "answers": None if limit.silence == NOT_ASKED else limit.silence is None,
-            "silence": None if limit.silence == NOT_ASKED else limit.silence,
-            "maxOffset": limit.offset,
-            "checkedAt": int(time.time() * 1000),
-            # A broker that is down or loads its store is expected to be silent.
-            "unsafe": limit.unsafe(is_expected=lock.how == "lock"),
-        }
+        reader.log_limit = self.log_limit
+        with suppress(IndexdError):  # so that the first figures are those of the whole log
+            meter.seen_end = log_end(self._instance.disk, reader.log, reader.position)
+        self._followed = [(reader, meter)]
 
-    def close(self) -> None:
-        """Close the connection to the broker."""
-        self.log_limit.close()
+    def unfollow(self) -> None:
+        """The reader is closed, or will be."""
+        self._followed = []
+
+    def look(self) -> None:
+        """Once, at what is due."""
+        with suppress(IndexdError):  # whoever writes there meets and reports it
+            self._instance.board.disk_used_ratio = round(used_ratio(self._instance.config.store.data), 4)
+        for reader, meter in self._followed:
+            self._look_at_log(reader, meter)
+        if time.monotonic() >= self._broker_due:
+            self._look_at_broker()
+            self._broker_due = time.monotonic() + self._instance.config.node.broker_check_interval
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.look()
+                self._failure = ""
+            except Exception as error:  # noqa: BLE001 - the index goes on, whatever cannot be looked at
+                if repr(error) != self._failure:
+                    self._failure = repr(error)
+                    self._instance.log.error("look_failed", problem=self._failure)  # noqa: TRY400 - a line, no trace
+            self._has_looked.set()
+            if self._leave.wait(self._every):
+                self.log_limit.close()
+                return
+
+    def _look_at_broker(self) -> None:
+        if self._instance.config.node is not self._node:  # a HUP
+            self.log_limit.close()
+            self._node = self._instance.config.node
+            self.log_limit = self._make_limit(self._instance.config, self._instance.disk)
+            for reader, meter in self._followed:
+                reader.log_limit, meter.held_at = self.log_limit, None
+        found = self.log_limit.look()
+        self._instance.board.broker = found
+        told = tuple(found.get(key) for key in _TOLD)
+        if told != self._told:
+            self._told = told
+            said = ("alive", "pid", "how", "why", "indexing", "indexingWhy", "address", "answers", "silence")
+            self._instance.log.info("broker", **{key: found.get(key) for key in said})
+        if found["unsafe"] and found["unsafe"] != self._unsafe:
+            self._instance.log.warning("broker_unsafe", texts=found["unsafe"])
+        self._unsafe = found["unsafe"]
+
+    def _look_at_log(self, reader: LogReader, meter: LagMeter) -> None:
+        limit = self.log_limit
+        if meter.is_at_end and not limit.bounds:
+            return
+        with suppress(IndexdError):  # the reader meets it as well, and says so
+            position, is_waiting = reader.position, meter.is_waiting and not reader.is_undecided
+            seen = log_end(self._instance.disk, reader.log, position)
+            if limit.bounds:
+                has_messages = is_waiting and seen > position and self._has_messages(position, seen)
+                meter.held_at = position if limit.holds_back(position, has_messages=has_messages) else None
+            if not meter.is_at_end or meter.held_at == reader.position:
+                meter.seen_end = seen
+
+    def _has_messages(self, position: int, seen: int) -> bool:
+        # What is left of a message that was never whole is none.
+        store = self._instance.config.store
+        options = DecoderOptions(check_crc=True)
+        with closing(LogView(self._instance.disk, store.commit_log_directories, store.segment_size, options)) as lookup:
+            found, segment = lookup.at(position), lookup.log.at(position)
+        is_past_end = isinstance(found, EndOfFile) and segment is not None and seen > segment.end
+        return is_past_end or isinstance(found, Message)

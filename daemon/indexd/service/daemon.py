@@ -3,36 +3,46 @@
 A stop (TERM, INT) ends the tail loop; that closes the queue; the drain empties it; the flusher makes all of it durable;
 only then does the abort flag go. Where trying again harms nothing, a stage waits and tries again; any other error ends
 the run and leaves the flag: whoever starts next recovers.
+
+Scrubbing reads everything that was built, once an interval, in a thread of the lowest priority. What is damaged ends it
+with DamagedError, and the opening that follows mends it; then it begins again, later each time that it finds something.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import Poll
-from indexd.dispatch.reput import DispatchQueue, Item, ReputState, Throttle, drain, pause, poll_patiently, reput
+from indexd.commitlog.reader import Poll, Skipped
+from indexd.dispatch.reput import DiskWatermark, DispatchQueue, Item, ReputState, Throttle, pause
 from indexd.errors import DiskError, IndexdError, MissingStoreError
 from indexd.flush.frontier import remove_abort
+from indexd.flush.pipeline import Pipeline
+from indexd.index.format import FileMark
 from indexd.recovery.open import Opened, reader_options
-from indexd.service.around import DiskWatermark, Scrubbing
-from indexd.service.instance import Instance, StageLiveness, take_over
-from indexd.service.log import Logger
+from indexd.recovery.recover import DamagedError
+from indexd.service.instance import Instance, Logger, StageLiveness, take_over
 from indexd.service.state import DaemonState, DirectoryWatch, EventReporter, write_state
 from indexd.storage.page_cache import take_lowest_priority
+from indexd.verify.scrub import Scrub
 
 T = TypeVar("T")
 _RETRY_SECONDS_MIN = 1.0
+# So long the read thread looks at a quiet log before it says so.
+_PATIENCE_SECONDS = 1.0
+# What passes before a message is in the queue at all: polling and settling.
+_READ_SECONDS = 0.1
 _BEAT_SECONDS = 2.0
-# A beat that is so late: the process was stopped, or the loop itself hung, which fed nobody meanwhile.
-_STOPPED_SECONDS = 5.0
 # An interval that a HUP has changed is followed within that time.
 _SCRUB_LOOK_SECONDS = 5.0
 # Names in one line of the log.
@@ -119,17 +129,18 @@ class Daemon:
 
     def _done(self, stage: str) -> int:
         # How far a step that takes long has come.
-        return self.pipeline.built.phy_offset if stage == "build" else self.pipeline.counters.files_synced
+        return self.pipeline.built.phy_offset if stage == "build" else self.pipeline.files_synced
 
     async def _retry(self, stage: str, step: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-        # Until it is done. Nothing is lost: the rest of a drain stays here, the queue fills, the reader waits.
+        # Until it is done. Nothing is lost: the rest of a drain stays here, the queue fills, the reader waits. What a
+        # stop needs is not tried again; reading just ends.
         seconds = _RETRY_SECONDS_MIN
         while True:
             self._liveness.sign(stage, progress=self._done(stage))
             try:
                 await step()
             except (DiskError, MissingStoreError) as error:
-                if not can_wait(error) or stop.is_set():
+                if not can_wait(error) or (stop.is_set() and stage != "read"):
                     raise
                 self._tell.problem(stage, error, seconds)
                 self._liveness.sign(stage, seconds)
@@ -142,41 +153,77 @@ class Daemon:
     # The stages.
 
     async def _reput(self) -> None:
+        # The tail loop. inotify says nothing of stores through a mapping, so the log is polled. Corrupt bytes are read
+        # again, later each time: nothing behind them is read.
+        seconds = _RETRY_SECONDS_MIN
         try:
-            await reput(
-                self._look,
-                self.queue,
-                self._retry_max,
-                self.reput,
-                self._stop,
-                lambda event: self._tell.log_event(event, self.reader.position),
-                partial(self._tell.problem, "read"),
-            )
+            while not self._stop.is_set():
+                await self._retry("read", self._read, self._stop)
+                if self.reput.corrupt is None:
+                    seconds = _RETRY_SECONDS_MIN
+                else:
+                    await pause(self._stop, seconds)
+                    seconds = min(2 * seconds, self._retry_max())
         finally:
+            self.queue.close()
             self._liveness.rest("read")
 
-    async def _look(self) -> Poll:
-        reader = self._instance.config.reader
-        found = await self._in("read", poll_patiently, self._poll, reader, self.reput, self._stop_reading)
+    async def _read(self) -> None:
+        # The next range of the log goes on the queue.
+        if self._stop.is_set():
+            return
+        found = await self._in("read", self._poll)
         if not self._is_tailing:
             self._is_tailing = True
             self._notifier.ready(self._status())
-        return found
+        corrupt = found if isinstance(found, Corrupt) else None
+        if corrupt != self.reput.corrupt:
+            self.reput.corrupt = corrupt
+            self._tell.log_event(corrupt, self.reader.position)
+        if self.reput.caught_up and not self.reput.has_caught_up:
+            # What came while nobody indexed has waited long enough.
+            self.reput.has_caught_up = True
+            self.queue.due.set()
+        if isinstance(found, Skipped):
+            self._tell.log_event(found, self.reader.position)
+        if isinstance(found, (DispatchBatch, Skipped)):
+            await self.queue.put(found)
 
     def _poll(self) -> Poll:
-        # In the read thread.
-        try:
-            found = self._throttle.poll()
-        except (DiskError, MissingStoreError):
-            self._liveness.sign("read", self._retry_max())
-            raise
-        is_at_end = isinstance(found, NotYetWritten) and not self.reader.is_undecided
-        self.state.meter.looked(self.reader.position, is_at_end=is_at_end)
-        self._liveness.sign("read", self._retry_max() if isinstance(found, Corrupt) else 0.0)
-        return found
+        # In the read thread, which wakes more seldom than the event loop would: until there is something, or for a
+        # second; the pause doubles while the log is quiet.
+        state, give_up, reader = self.reput, time.monotonic() + _PATIENCE_SECONDS, self._instance.config.reader
+        while True:
+            try:
+                found = self._throttle.poll()
+            except (DiskError, MissingStoreError) as error:
+                state.caught_up, state.problem = False, error
+                raise
+            state.caught_up, state.problem = isinstance(found, NotYetWritten), None
+            is_at_end = state.caught_up and not self.reader.is_undecided
+            self.state.meter.looked(self.reader.position, is_at_end=is_at_end)
+            self._liveness.sign("read", self._retry_max() if isinstance(found, Corrupt) else 0.0)
+            shortest = reader.poll_min_ms / 1000
+            if not state.caught_up:
+                state.pause = shortest
+                return found
+            is_patient = state.has_caught_up and time.monotonic() < give_up
+            if not is_patient or self._stop_reading.wait(max(state.pause, shortest)):
+                return found
+            state.pause = min(2 * state.pause, reader.poll_max_ms / 1000)
 
     async def _drain(self) -> None:
-        await drain(self.queue, lambda: self._instance.config.queue.drain_interval, self._build)
+        # Every interval, or at once when the queue is full or closed, all that waits is built. The interval is what a
+        # message waits at most until it can be found: the next drain begins so early that it should be over by then,
+        # going by how long the last one took. An empty one is built too, so that its figures stay fresh.
+        begun, took, is_closed = time.monotonic(), 0.0, False
+        while not is_closed:
+            seconds = self._instance.config.queue.drain_interval
+            due = begun + max(seconds - _READ_SECONDS - took, seconds / 2)
+            await pause(self.queue.due, max(due - time.monotonic(), 0.0))
+            is_closed, begun = self.queue.closed, time.monotonic()
+            await self._build(self.queue.drain())
+            took = time.monotonic() - begun
         self._drained.set()
         self._flush_due.set()
 
@@ -252,9 +299,9 @@ class Daemon:
         progress = self.pipeline.progress
         await self._in("flush", self.pipeline.persist, progress)
         await self._in("build", self.pipeline.persisted, progress)
-        seconds = self.pipeline.counters.last_seconds
+        seconds = self.pipeline.last_seconds
         self._board.flush_seconds.observe(seconds)
-        self._board.events.tell("flushed", {"phy_offset": progress.phy_offset, "seconds": round(seconds, 4)})
+        self._board.events.tell("flushed", {"phy_offset": progress.frontier.phy_offset, "seconds": round(seconds, 4)})
 
     async def _scrub(self) -> None:
         # Nobody waits for it: a disk that refuses is read again later.
@@ -276,14 +323,9 @@ class Daemon:
 
     async def _watch_stages(self) -> None:
         # At least four times in the shortest limit.
-        seconds, last = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4), time.monotonic()
+        seconds = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4)
         while not self._finished.is_set():
-            now = time.monotonic()
-            if now - last > _STOPPED_SECONDS:
-                self._liveness.put_off(now - last)
-            else:
-                self._beat()
-            last = now
+            self._beat()
             await pause(self._finished, seconds)
 
     def _beat(self) -> None:
@@ -344,3 +386,71 @@ class Daemon:
 def can_wait(error: IndexdError) -> bool:
     """Whether the cause may go away, and waiting for that harms nothing."""
     return isinstance(error, MissingStoreError) or (isinstance(error, DiskError) and error.is_transient)
+
+
+# Bytes a second: an index file of 420 MB in 13 s, 2.7 TB in a day.
+_RATE_MAX = 32 << 20
+# Behind one that was broken off by damage or by the disk.
+_AGAIN_SECONDS_MIN = 60.0
+
+
+class _StoppedError(Exception):
+    """The daemon stops, or is opened again."""
+
+
+class Scrubbing:
+    """``run`` is for a thread of its own; ``adopted`` is emptied by the building thread."""
+
+    def __init__(self, instance: Instance, pipeline: Pipeline, stop: threading.Event) -> None:
+        self._instance, self._pipeline, self._stop = instance, pipeline, stop
+        #: Full index files whose checksums became known.
+        self.adopted: deque[FileMark] = deque()
+        self._ahead = 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the next one is due; without an end when there is to be none."""
+        interval, row = self._instance.config.recovery.scrub_interval, self._instance.board.scrub
+        if not interval:
+            return math.inf
+        now, last = time.time(), self._pipeline.scrubbed_at
+        due = 0.0 if last is None or last > now * 1000 else last / 1000 + interval
+        tries = row["brokenOff"]
+        if tries:
+            due = max(due, row["endedAt"] / 1000 + min(_AGAIN_SECONDS_MIN * 2 ** min(tries - 1, 20), interval))
+        return max(due - now, 0.0)
+
+    def run(self) -> None:
+        """One scrub, if nothing ends it. Raises DamagedError, DiskError."""
+        began, board, pipeline = time.time(), self._instance.board, self._pipeline
+        scrub = Scrub(
+            self._instance.disk,
+            self._instance.files,
+            pipeline.outputs,
+            lambda: pipeline.frontier,
+            self._on_bytes,
+            self.adopted.append,
+        )
+        self._show(beganAt=int(began * 1000))
+        before = board.scrub["bytes"]
+        try:
+            checked = scrub.run()
+        except (_StoppedError, DamagedError, DiskError) as error:
+            if self._stop.is_set():
+                return
+            damaged, broken_off = board.scrub["damaged"] + isinstance(error, DamagedError), board.scrub["brokenOff"] + 1
+            self._show(endedAt=int(time.time() * 1000), damaged=damaged, brokenOff=broken_off)
+            raise
+        pipeline.scrubbed_at = int(began * 1000)
+        self._show(endedAt=int(time.time() * 1000), brokenOff=0)
+        size, seconds = board.scrub["bytes"] - before, round(time.time() - began, 3)
+        self._instance.log.info("scrubbed", files=checked, bytes=size, seconds=seconds, checksums=scrub.adopted)
+
+    def _show(self, **figures: int) -> None:
+        self._instance.board.scrub = {**self._instance.board.scrub, **figures}
+
+    def _on_bytes(self, size: int) -> None:
+        self._show(bytes=self._instance.board.scrub["bytes"] + size)
+        self._ahead = max(self._ahead, time.monotonic() - 1) + size / _RATE_MAX
+        if self._stop.wait(max(self._ahead - time.monotonic(), 0.0)):
+            raise _StoppedError

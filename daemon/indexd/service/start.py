@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import os
 import signal
@@ -11,7 +12,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
-import uvloop
 from pydantic.alias_generators import to_camel
 
 from indexd import __version__
@@ -33,11 +33,9 @@ from indexd.recovery.open import Opened, check_store, load_kernels, open_data, r
 from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError, WholeLog, once
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.server import ServeThread
-from indexd.service.around import Around
-from indexd.service.broker import BrokerLimit
+from indexd.service.broker import Around, BrokerLimit
 from indexd.service.daemon import Daemon
-from indexd.service.instance import Instance, Starts
-from indexd.service.log import Notifier, configure_log
+from indexd.service.instance import Instance, Notifier, Starts, configure_log
 from indexd.service.state import write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
@@ -70,16 +68,13 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     with suppress(OSError, ValueError, AttributeError):  # standard error is closed, or none of the system's
         faulthandler.enable()  # where every thread stood when the watchdog's SIGABRT came
     instance = _instance_of(config, reload_config, Notifier.from_environment(os.environ))
-    board = instance.board
     try:
-        wish = _StopWish(instance)
-        with ServeThread(config, board, instance.log), Around(instance) as around:
-            damage = NO_DAMAGE
-            while (disturbed := _run_once(instance, around, wish, damage)) is not None:
-                damage = disturbed.damage if isinstance(disturbed, DamagedError) else NO_DAMAGE
-                board.leaving("opening")
-                instance.log.error("disturbed", problem=str(disturbed))
-            board.leaving()
+        _listen(instance)
+        with ServeThread(config, instance.board, instance.log), Around(instance) as around:
+            damage: Damage | None = NO_DAMAGE
+            while damage is not None:
+                damage = _run_once(instance, around, damage)
+            instance.board.leaving()
     except _StoppedError:
         # Nothing that was durable is touched by an opening that is broken off; the flag stays, the next start recovers.
         instance.starts.forget()
@@ -88,53 +83,40 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
         instance.lock.release()
 
 
-class _StoppedError(Exception):
+class _StoppedError(BaseException):
     """TERM or INT before the tasks run."""
 
 
-class _StopWish:
-    """Remembers a signal until the opening comes to a point where it can be broken off, and a HUP until it runs."""
-
-    def __init__(self, instance: Instance) -> None:
-        self._instance, self._is_due = instance, False
-        self.listen()
-
-    def listen(self) -> None:
-        """From now on, and again after an event loop has taken the signals and left them."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-
-    def check(self) -> None:
-        if self._is_due:
-            raise _StoppedError
-
-    def _on_signal(self, number: int, _: object) -> None:
+def _listen(instance: Instance) -> None:
+    # Until an event loop takes the signals, and again when it has left them: a stop ends the opening wherever it is,
+    # as a kill would, and a HUP is remembered until it runs.
+    def on_signal(number: int, _: object) -> None:
         if number == signal.SIGHUP:
-            self._instance.is_reload_due = True
+            instance.is_reload_due = True
             return
-        self._is_due = True
-        self._instance.board.leaving()
-        self._instance.notifier.stopping()
+        for other in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(other, signal.SIG_IGN)
+        instance.board.leaving()
+        instance.notifier.stopping()
+        raise _StoppedError
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
 
 
-def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> DisturbedError | None:
-    # None after a stop, or what makes another opening necessary.
+def _run_once(instance: Instance, around: Around, damage: Damage) -> Damage | None:
+    # None after a stop, or what another opening has to mend.
     daemon = None
     try:
         instance.lock.renew()
         instance.starts.begin()
-        opened = open_for_run(instance, damage=damage, check_stop=wish.check, log_limit=around.log_limit)
-        wish.check()
+        opened = open_for_run(instance, damage=damage, log_limit=around.log_limit)
         daemon = Daemon(instance, opened)
         around.follow(opened.reader, daemon.state.meter)
-        loop = uvloop.new_event_loop()
         try:
-            loop.run_until_complete(daemon.run())
+            asyncio.run(daemon.run())
         finally:
-            # Without a free descriptor uvloop cannot be closed; the process ends soon, or the next loop is another.
-            with suppress(RuntimeError):
-                loop.close()
-            wish.listen()
+            _listen(instance)
     except OSError as error:  # descriptors for the event loop
         raise DiskError("run beside", instance.files.data, error) from error
     except DisturbedError as error:
@@ -143,7 +125,9 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
                 raise
             daemon.pipeline.close()
             daemon.reader.close()
-        return error
+        instance.board.leaving("opening")
+        instance.log.error("disturbed", problem=str(error))  # noqa: TRY400 - a line, no trace
+        return error.damage if isinstance(error, DamagedError) else NO_DAMAGE
     except IndexdError as error:
         is_refusal = isinstance(error, (UnsafeStoreError, UsageError, BusyError))
         if is_refusal or (isinstance(error, DiskError) and error.is_transient):
@@ -160,13 +144,9 @@ def open_for_run(
     *,
     forced: bool = False,
     damage: Damage = NO_DAMAGE,
-    check_stop: Callable[[], None] = lambda: None,
     log_limit: LogLimit | None = None,
 ) -> Opened:
-    """Open the data directory with the abort flag up, mend ``damage``, and log what was found and done.
-
-    ``check_stop`` is called now and then and may raise: what was durable stays so.
-    """
+    """Open the data directory with the abort flag up, mend ``damage``, and log what was found and done."""
     config, disk, files, board = instance.config, instance.disk, instance.files, instance.board
     unclean, created = disk.exists(files.abort), not disk.exists(files.frontier)
     root = str(config.store.store or config.store.commit_log_directories[0].parent)
@@ -177,10 +157,9 @@ def open_for_run(
     instance.notifier.extend(STEP_SECONDS)  # kernels may have to be compiled
     instance.notifier.status("opening")
     _load_kernels(instance)
-    check_stop()
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
-    progress = RecoveryProgress(instance, check_stop)
+    progress = RecoveryProgress(instance)
     try:
         opened = open_data(config, disk, progress, unclean=unclean, forced=forced, damage=damage, log_limit=log_limit)
     except (UnsafeStoreError, UsageError):
@@ -230,12 +209,11 @@ def _show(instance: Instance) -> None:
 class RecoveryProgress:
     """Callable as ``progress(step, done, total)``: every few seconds in the log, for systemd and in DATA/state."""
 
-    def __init__(self, instance: Instance, check_stop: Callable[[], None] = lambda: None) -> None:
-        self._instance, self._check_stop = instance, check_stop
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
         self._told = time.monotonic()
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        self._check_stop()
         instance, now = self._instance, time.monotonic()
         instance.board.recovering(step, done, total)
         if now - self._told >= _PROGRESS_EVERY_SECONDS:

@@ -26,13 +26,13 @@ from typing import TypeVar
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
-from indexd.consumequeue.format import UNIT_SIZE, file_name, queue_directory
+from indexd.consumequeue.format import UNIT_SIZE, QueuesMark, file_name, queue_directory
 from indexd.dispatch.reput import DispatchQueue, Item, ReputState, oldest_timestamp
 from indexd.errors import DiskError, DisturbedError, IndexdError
 from indexd.flush.frontier import Frontier, write_abort
 from indexd.flush.pipeline import Pipeline
 from indexd.serve.daemon_status import Histogram, Row
-from indexd.service.log import Logger
+from indexd.service.instance import Logger
 from indexd.sparse.format import (
     OFFSET_ENTRY_SIZE,
     TIME_ENTRY_SIZE,
@@ -215,7 +215,7 @@ class DaemonState:
         pipeline, reader, reporter, waiting = self.pipeline, self._reader, self.reporter, self._queue.waiting
         corrupt, is_held = self.reput.corrupt, self.meter.held_at == reader.position
         built, frontier = pipeline.progress.frontier, pipeline.frontier
-        begin, position, read, flushes = reader.log.min_offset or 0, reader.position, reader.counters, pipeline.counters
+        begin, position, read = reader.log.min_offset or 0, reader.position, reader.counters
         lag = self.meter.measure(built, self._queue, reader, self.reput)
         return {
             **{key: value for output in pipeline.outputs for key, value in output.figures().items()},
@@ -235,8 +235,8 @@ class DaemonState:
             "dispatchBehindMessages": lag.messages,
             "outputs": self._outputs(built, frontier, lag),
             "messages": built.messages,
-            "flushes": flushes.flushes,
-            "lastFlushMilliseconds": round(flushes.last_seconds * 1000, 3) if flushes.flushes else None,
+            "flushes": pipeline.flushes,
+            "lastFlushMilliseconds": round(pipeline.last_seconds * 1000, 3) if pipeline.flushes else None,
             "queueRows": waiting.rows,
             "queueBytes": waiting.bytes,
             "queueOldestMilliseconds": int(1000 * (time.monotonic() - waiting.since)) if waiting.since else 0,
@@ -293,7 +293,6 @@ class DirectoryWatch:
         self._disk = disk
         self._files = files
         self._file_size = frontier.layout.file_size
-        self._queue_file_size = frontier.queue_file_size
         # What is looked at next, by kind.
         self._turns: dict[str, int] = {}
         # Of each kind of file and of each queue the newest file and its inode, at the last look.
@@ -310,8 +309,10 @@ class DirectoryWatch:
 
     def check_beside(self, pipeline: Pipeline) -> None:
         """The files of some queues and segments, in turn, must be there in their size."""
-        frontier, size = pipeline.progress.frontier, self._queue_file_size
-        for mark in self._next("queues", frontier.queues or ()):
+        frontier = pipeline.progress.frontier
+        queues = frontier.queues_mark or QueuesMark(0)
+        size = queues.file_size
+        for mark in self._next("queues", queues.queues):
             directory = queue_directory(self._files.consumequeue, mark.topic, mark.queue_id)
             first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
             for begin in range(first // size * size, end, size):

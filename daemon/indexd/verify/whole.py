@@ -32,8 +32,8 @@ from indexd.flush.pipeline import all_outputs
 from indexd.index.format import FLAVOURS, HEADER_SIZE
 from indexd.output import CheckScope, Condition, Output, ProgressReporter
 from indexd.query.source import check_as_built, find_behind, known_frontier, read_state, store_as_built
-from indexd.recovery.log_range import NEVER, LogRange
-from indexd.recovery.open import frame_size_max
+from indexd.recovery.open import LogRange, frame_size_max
+from indexd.recovery.recover import NEVER
 from indexd.storage.disk import Disk
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles
@@ -259,8 +259,8 @@ def _as_built(config: Config, frontier: Frontier) -> Config:
     }
     # Whatever is asked for now, the log has to be decoded for all that is there.
     outputs: dict[str, object] = {"consume_queue": frontier.queues is not None, "sparse": frontier.sparse is not None}
-    if frontier.queues is not None:
-        store = store.model_copy(update={"consume_queue_file_size": frontier.queue_file_size})
+    if frontier.queues_mark is not None:
+        store = store.model_copy(update={"consume_queue_file_size": frontier.queues_mark.file_size})
     if frontier.sparse is not None:
         outputs["sparse_interval"] = frontier.sparse.interval
     return config.model_copy(

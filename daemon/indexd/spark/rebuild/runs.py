@@ -34,7 +34,7 @@ from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import AT_FIRST, NEVER, TailState, stand_of
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError
-from indexd.flush.watch import LogChangeDetector
+from indexd.flush.pipeline import LogChangeDetector
 from indexd.index.format import FLAVOURS
 from indexd.spark.source.columns import numbers
 from indexd.spark.splits import Split, SplitReader
