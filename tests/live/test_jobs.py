@@ -16,8 +16,8 @@ import pytest
 
 from indexd.config import SparkConfig
 from indexd.errors import BusyError, SparkError
-from indexd.kafka.check import check
 from indexd.kafka.format import lock_log_directory, refuse_while_locked
+from indexd.kafka.indexes import check
 from indexd.spark.session import open_session
 from indexd.storage.disk import Disk
 from support.daemon import compile_kernels, environment, indexd_here

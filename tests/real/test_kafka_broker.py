@@ -5,7 +5,7 @@ bytes since the last entry begins at 0 at a start, so what grows over a restart 
 
 The broker is one node, KRaft, loopback only. It is fetched from Maven Central with the program under ``java-kafka``,
 once per change of that; the jars are kept where those of ``support.rocketmq`` are. What it logs is in
-``home/broker-N.log``.
+``home/broker.log``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -23,16 +24,13 @@ from support.daemon import compile_kernels, indexd_here
 from support.missing import missing, requires
 from support.mosquitto import free_port
 from support.rocketmq import RocketMQError, built, end
+from support.serving import wait_for
 
 SOURCES = Path(__file__).with_name("java-kafka")
 BOOT_SECONDS = STOP_SECONDS = 60
 TRAFFIC_SECONDS = 120
 JVM_FLAGS = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8")
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
-
-
-class KafkaError(Exception):
-    """The broker could not be built or started, or the program failed; the message quotes its output."""
 
 
 def _built() -> tuple[str, Path]:
@@ -46,60 +44,17 @@ pytestmark = [pytest.mark.real, requires(_built)]
 
 
 class KafkaBroker:
-    """Running inside a ``with`` block, which ends it cleanly; it may be entered again, on the same log directory."""
+    """Runs inside a ``with`` block of ``running``, again and again on the same log directory."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
-        self.log_directory = home / "logs"
-        self.port, self._controller_port = free_port(), free_port()
-        self._starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        properties = self.home / "server.properties"
-        if not self._starts:
-            self.log_directory.mkdir(parents=True)
-            properties.write_text("".join(f"{key}={value}\n" for key, value in self._settings().items()))
-            self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties))
-        self._starts += 1
-        self._log = self.home / f"broker-{self._starts}.log"
-        with self._log.open("wb") as log:
-            command = self._java("kafka.Kafka", str(properties))
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            self._wait()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            end(self._process, signal.SIGTERM, STOP_SECONDS)
-
-    @property
-    def pid(self) -> int:
-        """Of the process that was started last."""
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """End it as kill -9 does."""
-        if self._process is not None:
-            end(self._process, signal.SIGKILL, STOP_SECONDS)
-
-    def traffic(self, command: str, *args: str) -> dict[str, dict[str, Any]]:
-        """Runs the program ``Traffic`` against it; what it says of each topic."""
-        said = self._run("Traffic", command, f"127.0.0.1:{self.port}", *args)
-        rows = [json.loads(line) for line in said.splitlines()]
-        return {row["topic"]: row for row in rows}
-
-    def _settings(self) -> dict[str, object]:
-        return {
+        self.home, self.log_directory, self.port = home, home / "logs", free_port()
+        self.log_directory.mkdir(parents=True)
+        controller, self._properties = free_port(), home / "server.properties"
+        settings = {
             "process.roles": "broker,controller",
             "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -115,6 +70,32 @@ class KafkaBroker:
             "log.cleaner.dedupe.buffer.size": 8 << 20,
             "log.initial.task.delay.ms": 1000,
         }
+        self._properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._properties))
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """From when it says that it is up; it takes connections before that, and refuses what they ask."""
+        path = self.home / "broker.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                self._java("kafka.Kafka", str(self._properties)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+        def is_up() -> bool:
+            assert process.poll() is None, path.read_text(errors="replace")[-3000:]
+            return b"Kafka Server started" in path.read_bytes()
+
+        try:
+            wait_for(is_up, BOOT_SECONDS)
+            yield process
+        finally:
+            end(process, signal.SIGTERM, STOP_SECONDS)
+
+    def traffic(self, command: str, *args: str) -> dict[str, dict[str, Any]]:
+        """Runs the program ``Traffic`` against it; what it says of each topic."""
+        said = self._run("Traffic", command, f"127.0.0.1:{self.port}", *args)
+        return {row["topic"]: row for row in map(json.loads, said.splitlines())}
 
     def _java(self, main: str, *args: str) -> list[str]:
         path, place = _built()
@@ -124,21 +105,8 @@ class KafkaBroker:
     def _run(self, main: str, *args: str) -> str:
         command = self._java(main, *args)
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRAFFIC_SECONDS, check=False)
-        if done.returncode != 0:
-            raise KafkaError(
-                f"{main} {' '.join(args)} ended with {done.returncode}: {(done.stdout + done.stderr)[-3000:]}"
-            )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return done.stdout
-
-    def _wait(self) -> None:
-        """Until the broker says that it is up; it takes connections before that, and refuses what they ask."""
-        process, deadline = self._process, time.monotonic() + BOOT_SECONDS
-        assert process is not None
-        while b"Kafka Server started" not in self._log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = self._log.read_text(errors="replace").splitlines()[-30:]
-                raise KafkaError(f"the broker is not up, exit status {process.poll()}:\n" + "\n".join(tail))
-            time.sleep(0.05)
 
 
 BUSY = 5
@@ -171,42 +139,23 @@ def send(broker: KafkaBroker, **counts: int) -> None:
     assert {topic: row["sent"] for topic, row in broker.traffic("send", *words).items()} == counts
 
 
-def indexes(directory: Path, *, sealed: bool) -> dict[str, bytes]:
+def indexes(directory: Path, *, sealed: bool = False) -> dict[str, bytes]:
     """Every index of the partitions; with ``sealed`` not those of each partition's newest segment."""
     found = {}
-    for partition in sorted(path for path in directory.iterdir() if path.is_dir()):
-        bases = sorted(path.stem for path in partition.glob("*.log")) or sorted(
-            {path.stem for path in partition.glob("*.index")}
-        )
-        for base in bases[:-1] if sealed else bases:
-            for suffix in SUFFIXES:
-                path = partition / (base + suffix)
-                if path.exists():
-                    found[f"{partition.name}/{path.name}"] = path.read_bytes()
+    for path in [path for suffix in SUFFIXES for path in directory.glob(f"*/*{suffix}")]:
+        newest = max(path.parent.glob("*.log"), default=path)
+        if not sealed or path.stem != newest.stem:
+            found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
     return found
 
 
 def damage(directory: Path) -> None:
-    """Take the indexes away, some of each kind in its own way."""
-    indexes = [path for suffix in SUFFIXES for path in directory.glob("*-0/*" + suffix)]
-    for number, path in enumerate(sorted(indexes)):
-        size = path.stat().st_size
-        if number % 4 == 0:
+    """Take the indexes away, or what is in them."""
+    for number, path in enumerate(sorted(path for suffix in SUFFIXES for path in directory.glob("*-0/*" + suffix))):
+        if number % 3 == 0:
             path.unlink()
-        elif number % 4 == 1:
-            path.write_bytes(bytes(size))
-        elif number % 4 == 2:
-            path.write_bytes(path.read_bytes()[: size // 2 + 1])
         else:
-            path.write_bytes(b"\x7f" * size)
-
-
-def wait_until_compacted(partition: Path) -> None:
-    """Of some 4 MiB with 300 keys the cleaner leaves little beside the newest segment."""
-    deadline = time.monotonic() + 30
-    while sum(path.stat().st_size for path in sorted(partition.glob("*.log"))[:-1]) > 1 << 20:
-        assert time.monotonic() < deadline, list(partition.iterdir())
-        time.sleep(0.2)
+            path.write_bytes(bytes([0x7F * (number % 3 - 1)]) * path.stat().st_size)
 
 
 @pytest.fixture(scope="module")
@@ -214,15 +163,17 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[KafkaBroker, dict
     """A broker after one run that ended cleanly, and what it answered; while it ran, nobody else may look."""
     compile_kernels()
     broker = KafkaBroker(tmp_path_factory.mktemp("kafka"))
-    with broker:
+    with broker.running() as process:
         send(broker, **dict(zip(TOPICS, (2500, 2400, 1500, 2300, 2600), strict=True)))
         answers = read(broker)
-        wait_until_compacted(broker.log_directory / "compacted-0")
+        compacted = broker.log_directory / "compacted-0"
+        # Of some 4 MiB with 300 keys the cleaner leaves little beside the newest segment.
+        wait_for(lambda: sum(path.stat().st_size for path in sorted(compacted.glob("*.log"))[:-1]) <= 1 << 20, 30)
         for place in (broker.log_directory, broker.log_directory / "plain-0"):
             for command in (("check", place), ("rebuild", place), ("rebuild", "--out", broker.home / "out", place)):
                 code, rows, error = indexd(*command)
                 assert (code, rows) == (BUSY, [])
-                assert f"is locked by process {broker.pid}" in error
+                assert f"is locked by process {process.pid}" in error
     return broker, answers
 
 
@@ -241,8 +192,8 @@ def test_a_clean_directory_and_its_rebuilding(
         out = tmp_path / "out"
         partition = broker.log_directory / f"{topic}-0"
         assert indexd("rebuild", partition, "--interval", interval, "--out", out / partition.name)[0] == 0
-    rebuilt = indexes(tmp_path / "out", sealed=False)
-    own = indexes(broker.log_directory, sealed=False)
+    rebuilt = indexes(tmp_path / "out")
+    own = indexes(broker.log_directory)
     assert len(rebuilt) >= 2 * 3 * len(TOPICS)
     assert {name for name in rebuilt if rebuilt[name] != own[name]} == set()
 
@@ -252,33 +203,33 @@ def test_a_broker_answers_from_rebuilt_indexes(
 ) -> None:
     """After a clean stop it believes what it finds."""
     broker, answers = stopped
-    own = indexes(broker.log_directory, sealed=False)
+    own = indexes(broker.log_directory)
     damage(broker.log_directory)
     assert indexd("check", broker.log_directory)[0] == 1
     assert indexd("rebuild", broker.log_directory)[0] == 0
     preallocated = broker.log_directory / "preallocated-0"
     assert indexd("rebuild", preallocated, "--interval", 1000)[0] == 0
     assert indexd("check", broker.log_directory)[0] == 0
-    rebuilt = indexes(broker.log_directory, sealed=False)
+    rebuilt = indexes(broker.log_directory)
     assert {name for name in own if own[name] != rebuilt[name]} == set()
-    with broker:
+    with broker.running():
         assert read(broker) == answers
     assert indexd("check", broker.log_directory)[0] == 0
 
 
 def test_a_broker_that_was_killed(stopped: tuple[KafkaBroker, dict[str, dict[str, Any]]]) -> None:
     broker, _ = stopped
-    with broker:
+    with broker.running() as process:
         send(broker, **{"plain": 1200, "tx-made": 1100})
         answers = read(broker)
-        broker.kill()
+        process.kill()
     code, rows, _ = indexd("check", broker.log_directory)
     assert (code, {row["what"] for row in rows[:-1]} - {"left_alone"}) == (0, {"not_closed"})
     damage(broker.log_directory)
     assert indexd("rebuild", broker.log_directory)[0] == 0
     assert indexd("check", broker.log_directory)[0] == 0
     ours = indexes(broker.log_directory, sealed=True)
-    with broker:  # its own recovery goes over what the last run may have touched
+    with broker.running():  # its own recovery goes over what the last run may have touched
         assert read(broker) == answers
     theirs = indexes(broker.log_directory, sealed=True)
     assert {name for name in ours if ours[name] != theirs.get(name) and not name.startswith("preallocated")} == set()

@@ -58,8 +58,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(spark: SparkSession, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All columns, without partitions."""
     to = tmp_path_factory.mktemp("plain") / "out"
-    request = ExportRequest(to, columns=ALL_COLUMNS, split_size=200_000)
-    assert export(spark, config_of(store, data=to / "data"), request).rows == COUNT
+    request = ExportRequest(to, columns=ALL_COLUMNS)
+    assert export(spark, config_of(store, data=to / "data", split_size=200_000), request).rows == COUNT
     return to
 
 
@@ -120,8 +120,8 @@ def parquet_of(target: Path) -> list[Path]:
 
 
 def run(spark: SparkSession, store: Path, to: Path, **asked: Any) -> Exported:
-    request = ExportRequest(to, **{"columns": ("phyOffset",), "split_size": 200_000} | asked)
-    return export(spark, config_of(store, data=to.parent / "data"), request)
+    request = ExportRequest(to, **{"columns": ("phyOffset",)} | asked)
+    return export(spark, config_of(store, data=to.parent / "data", split_size=200_000), request)
 
 
 def offsets_in(to: Path) -> list[int]:

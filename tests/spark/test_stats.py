@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.cli.main import main
-from indexd.spark.stats.content import MEASURES, Selection
-from indexd.spark.stats.report import Report, collect
+from indexd.spark.stats.report import MEASURES, Report, Selection, collect
 from indexd.spark.stats.show import write_page
 from indexd.storage.disk import Disk
 from support.browser import Page, requires_chromium

@@ -5,26 +5,16 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from hypothesis import strategies as st
 
+from indexd.kafka.kernel import CRC32C_TABLES
 from support.queues import Entries
 
-CRC32C_POLYNOMIAL = 0x82F63B78
-
-
-def _table() -> list[int]:
-    rows = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (CRC32C_POLYNOMIAL if crc & 1 else 0)
-        rows.append(crc)
-    return rows
-
-
-_TABLE = _table()
+# The table itself is Kafka's: the goldens' batches have its sums.
+_TABLE = CRC32C_TABLES[0].tolist()
 
 
 def crc32c(data: bytes) -> int:
@@ -85,11 +75,7 @@ def log_bytes(batches: list[Batch]) -> bytes:
 
 def positions(batches: list[Batch]) -> list[int]:
     """Where each begins."""
-    found, position = [], 0
-    for one in batches:
-        found.append(position)
-        position += one.size
-    return found
+    return list(accumulate((one.size for one in batches[:-1]), initial=0)) if batches else []
 
 
 def recovered(base: int, batches: list[Batch], interval: int) -> tuple[bytes, bytes]:
@@ -116,10 +102,11 @@ def write_segment(directory: Path, base: int, batches: list[Batch], interval: in
     (directory / name(base, ".timeindex")).write_bytes(times)
 
 
-def true_offset_entry(base: int, batches: list[Batch], offset: int, position: int) -> bool:
-    """Whether the batch at ``position`` ends with ``offset``."""
-    starts = dict(zip(positions(batches), batches, strict=True))
-    return position in starts and starts[position].last_offset == offset
+def true_offset_entry(batches: list[Batch], offset: int, position: int) -> bool:
+    """Whether a batch begins at ``position``, and that or, in a set, a later one ends with ``offset``."""
+    starts = positions(batches)
+    ends = {one.last_offset: start for one, start in zip(batches, starts, strict=True)}
+    return position in starts and ends.get(offset, -1) >= position
 
 
 def true_time_entry(batches: list[Batch], timestamp: int, offset: int) -> bool:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.config import Config, load
 from indexd.spark.source.columns import DEFAULT_COLUMNS
+from indexd.spark.source.rows import RowFilter, RowReader
+from indexd.spark.splits import Split
+from indexd.storage.disk import Disk
 from support.small_log import SEGMENT_SIZE
 from support.twins import DELAYS, FRAME_SIZE_MAX
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from indexd.spark.source.rows import RowFilter
-    from indexd.spark.splits import Split
-    from indexd.storage.disk import Disk
 
 _TYPES = {0x0: "none", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
 
@@ -87,8 +85,6 @@ def record_batches(
     disk: Disk, config: Config, split: Split, columns: Sequence[str] = DEFAULT_COLUMNS, keep: RowFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a split, which ends where it was planned to, or with the log."""
-    from indexd.spark.source.rows import RowReader
-
     reader = RowReader(disk, config, split, columns, keep)
     yield from reader
     assert reader.split_reader.ends_log or reader.split_reader.next_offset == split.end
@@ -97,11 +93,10 @@ def record_batches(
 def plain(row: dict[str, Any]) -> dict[str, Any]:
     """A row as pyarrow or Spark gives it, in the form of :func:`row_of`."""
     found = dict(row)
-    if isinstance(found.get("properties"), list):
-        pairs = found["properties"]
-        found["properties"] = dict(pairs)
+    if "properties" in found:
+        pairs, found["properties"] = found["properties"], dict(found["properties"])
         assert len(pairs) == len(found["properties"]), "a name twice"
-    if isinstance(found.get("body"), bytearray):
+    if "body" in found:
         found["body"] = bytes(found["body"])
     return found
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.segments import list_segments
+from indexd.commitlog.tail import LogLimit
+from indexd.config import Config
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt
 from indexd.recovery.rebuild import rebuild as one_process
 from indexd.spark.rebuild.job import MANIFEST, rebuild
 from indexd.storage.disk import Disk
 from support.queues import tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from indexd.commitlog.tail import LogLimit
-    from indexd.config import Config
 
 #: With which the logs of ``small_log`` come to some splits a segment.
 SPLIT_SIZE = 60_000
@@ -43,11 +40,6 @@ def run_here(
     return [found[number] for number in range(len(items))]
 
 
-def split_in(config: Config, size: int) -> Config:
-    """The same with splits of that size."""
-    return config.model_copy(update={"spark": config.spark.model_copy(update={"split_size": size})})
-
-
 def by_tasks(
     config: Config,
     out: Path,
@@ -57,7 +49,7 @@ def by_tasks(
     log_limit: LogLimit | None = None,
 ) -> Rebuilt:
     """Rebuild by tasks into ``out``."""
-    config = split_in(config, size)
+    config = config.model_copy(update={"spark": config.spark.model_copy(update={"split_size": size})})
     return rebuild(config, Disk(), out, run_tasks, lambda *_: None, slots=2, log_limit=log_limit)[0]
 
 
@@ -126,15 +118,13 @@ def assert_same_rebuild(config: Config, root: Path, sizes: Sequence[int]) -> Reb
 
 def failing(at: int, error: BaseException) -> Callable[..., list[Any]]:
     """Runs tasks one after the other until so many are done, over all stages; then one fails."""
-    left = at
+    left = iter(range(at))
 
     def run(work: Callable[[Any], Any], items: Sequence[Any], **_: Any) -> list[Any]:
         found = []
         for item in items:
-            nonlocal left
-            if left == 0:
+            if next(left, None) is None:
                 raise error
-            left -= 1
             found.append(work(item))
         return found
 

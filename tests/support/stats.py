@@ -12,14 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
+from indexd.commitlog.decoder import Message
 from indexd.config import Config, load
 from indexd.index.format import FLAVOURS
 from indexd.spark.splits import plan_splits
-from indexd.spark.stats.content import COUNTED, MEASURES, NO_TIME, SPLIT, Selection, bucket_begins, count_split
-from indexd.spark.stats.report import Report
+from indexd.spark.stats.report import (
+    COUNTED,
+    MEASURES,
+    NO_TIME,
+    SPLIT,
+    Report,
+    Selection,
+    bucket_begins,
+    count_split,
+)
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter
+from support.rows import logged
 from support.strategies import Sample
 
 BASE_TIME = 1_700_000_000_000
@@ -29,18 +38,14 @@ _HOUR = 3_600_000
 
 @dataclass(frozen=True)
 class Log:
-    """A store of one's own making: its configuration, and each message's offset and bytes."""
+    """A store of one's own making."""
 
     config: Config
-    offsets: list[int]
-    frames: list[bytes]
 
     def messages(self) -> list[Message]:
         """All of them, decoded in plain Python."""
-        options = DecoderOptions(self.config.store.delay_levels_ms)
-        places = zip(self.offsets, self.frames, strict=True)
-        found = [decode_frame(frame, 0, offset, offset + len(frame), options) for offset, frame in places]
-        return [message for message in found if isinstance(message, Message)]
+        assert self.config.store.store is not None
+        return logged(self.config.store.store)
 
     def entries(self) -> list[tuple[Message, str, str]]:
         """(message, index type, key) of each index entry, in order (spec rocketmq-store 4.2, 4.3)."""
@@ -59,14 +64,10 @@ def written_log(folder: Path, samples: Iterable[Sample], *, flavour: str = "5.4"
     """A log of these messages in ``folder``, as a broker that stops cleanly leaves it; ``keys``: of the config."""
     store = folder / "store"
     with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
-        offsets = [sample.append(writer) for sample in samples]
+        for sample in samples:
+            sample.append(writer)
     flags = {"store": str(store), "data": str(folder / "data"), "segment_size": str(SEGMENT_SIZE), "flavour": flavour}
-    config = load(flags | {key: str(value) for key, value in keys.items()}, None, {"HOME": str(folder)})
-    frames = []
-    for offset in offsets:
-        data = (store / "commitlog" / f"{offset - offset % SEGMENT_SIZE:020d}").read_bytes()[offset % SEGMENT_SIZE :]
-        frames.append(data[: int.from_bytes(data[:4], "big")])
-    return Log(config, offsets, frames)
+    return Log(load(flags | {key: str(value) for key, value in keys.items()}, None, {"HOME": str(folder)}))
 
 
 #: kind, topic, text, at: what a count row counts.

@@ -48,15 +48,6 @@ def made(sizes: list[int]) -> list[Batch]:
     return [batch(2 * i, 2 * i + 1, 1000 + i, bytes([i % 256]) * size) for i, size in enumerate(sizes)]
 
 
-@given(st.lists(st.integers(0, 700), max_size=12), st.integers(61, 900))
-def test_any_buffer_gives_the_same(log: Path, sizes: list[int], buffer_size: int) -> None:
-    data = log_bytes(made(sizes))
-    rows, walked = walk(log, data, buffer_size)
-    assert (rows, walked.outcome, walked.end) == (walk(log, data, 1 << 20)[0], WalkEnd.END, len(data))
-    assert [row[2] for row in rows] == [2 * i + 1 for i in range(len(sizes))]
-    assert not any(row[4] for row in rows)
-
-
 @pytest.mark.parametrize("kind", ["new", "old"])
 def test_a_batch_much_larger_than_the_buffer(log: Path, kind: str) -> None:
     large = batch(1, 5, 7, bytes(range(256)) * 400) if kind == "new" else old_record(5, 7, bytes(range(256)) * 400)
@@ -130,13 +121,6 @@ def test_a_log_that_is_cut_while_it_is_read(log: Path) -> None:
                 with Disk().open_write(log) as other:
                     other.truncate(461 * 6 + 100)
     assert (count, walked.outcome, walked.end) == (6, WalkEnd.HALF, 461 * 6)
-
-
-@given(st.binary(max_size=400), st.integers(61, 300))
-def test_bytes_at_random(log: Path, data: bytes, buffer_size: int) -> None:
-    rows, walked = walk(log, data, buffer_size)
-    assert walked.end == sum(row[1] for row in rows) <= len(data)
-    assert (walked.outcome == WalkEnd.END) == (walked.end == len(data))
 
 
 def walk_buffer(data: bytes, log_size: int | None = None) -> tuple[np.ndarray, int]:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -24,10 +23,6 @@ from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, 
 from indexd.spark.session import default_conf, missing_packages, open_session
 from indexd.spark.tasks import job_error, jvm_error, quiet_print, sealed
 from support.configs import HOME, no_system_file, refused, write
-from support.daemon import indexd_here
-
-if TYPE_CHECKING:
-    pass
 
 TRACEBACK = """An error occurred while calling o1.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 3 in stage 0.0 failed 1 times, most recent \
@@ -76,6 +71,7 @@ def test_ours_survive_pickling_and_sealing(error: IndexdError) -> None:
             "a job on Spark failed: ExecutorLostFailure (executor 2 exited): Container killed (on 10.0.0.7)",
         ),
         (TRACEBACK.format(last="ModuleNotFoundError: No module named 'indexd'"), "cannot import indexd"),
+        ("ClassNotFound: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "hadoop-aws"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version (3, 12)", "run another Python"),
         ("\n\n[UNRESOLVED_COLUMN] no x\n== plan", "a job on Spark failed: [UNRESOLVED_COLUMN] no x"),
         ("", "a job on Spark failed: without a word"),
@@ -131,6 +127,8 @@ __all__ = ["no_system_file"]
 
 def test_flags_environment_and_file(tmp_path: Path) -> None:
     file = write(tmp_path / "i.toml", '[spark]\nconf = ["spark.a=1", "spark.b = x=y "]\nsplit_size = "64MiB"\n')
+    for master in ("local", "local[*]", "local[3, 4]", "local-cluster[2,1,1024]", "yarn", "spark://h:1"):
+        assert load({"master": master}, None, HOME).spark.master == master
     made = load({"master": "local[3]"}, file, HOME | {"INDEXD_ENGINE": "spark"})
     assert made.spark == SparkConfig(
         engine="spark", master="local[3]", conf=(("spark.a", "1"), ("spark.b", " x=y ")), split_size=64 << 20
@@ -163,11 +161,6 @@ def test_what_is_refused(flags: dict[str, str], says: str) -> None:
     assert says in str(refused(flags))
 
 
-def test_flags_that_may_be_repeated_on_the_command_line() -> None:
-    done = indexd_here("doctor", "--json", "--conf", "spark.pyspark.python=/x", "--conf", "spark.a=1")
-    assert '"workerPython":"/x"' in done.stdout
-
-
 def test_a_place_without_the_engine_is_a_slip() -> None:
     assert not uses_spark(load({}, None, HOME))
     assert uses_spark(load({"engine": "spark", "master": "yarn"}, None, HOME))
@@ -179,23 +172,14 @@ def test_a_place_without_the_engine_is_a_slip() -> None:
 
 def test_defaults_and_the_users_own_over_them(tmp_path: Path) -> None:
     local = default_conf(SparkConfig(master="local[2]"), tmp_path, "3g")
-    assert local["spark.driver.memory"] == "3g"
+    assert (local["spark.driver.memory"], local["spark.ui.enabled"]) == ("3g", "false")
     assert local["spark.driver.host"] == local["spark.driver.bindAddress"] == "127.0.0.1"
-    assert local["spark.ui.enabled"] == "false"
-    assert local["spark.python.unix.domain.socket.enabled"] == "true"
     # Executors of a cluster have to reach the driver.
     assert "spark.driver.host" not in default_conf(SparkConfig(master="yarn"), tmp_path, "1g")
     own = (("spark.driver.memory", "8g"), ("spark.driver.extraJavaOptions", "-Xss4m"))
     conf = default_conf(SparkConfig(master="local[2]", conf=own), tmp_path, "3g")
-    assert conf["spark.driver.memory"] == "8g"
-    assert conf["spark.driver.extraJavaOptions"] == (
-        f"-Dlog4j2.configurationFile=file://{tmp_path}/log4j2.properties -Xss4m"
-    )
-
-
-def test_masters_of_spark() -> None:
-    for master in ("local", "local[*]", "local[3]", "local[3, 4]", "local-cluster[2,1,1024]", "yarn", "spark://h:1"):
-        assert load({"master": master}, None, HOME).spark.master == master
+    java = f"-Dlog4j2.configurationFile=file://{tmp_path}/log4j2.properties -Xss4m"
+    assert (conf["spark.driver.memory"], conf["spark.driver.extraJavaOptions"]) == ("8g", java)
 
 
 def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

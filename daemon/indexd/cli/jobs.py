@@ -257,7 +257,7 @@ def export(args: argparse.Namespace, config: Config) -> int:
     """Export the store to --to."""
     _check_places(config, args.to, "--to")
     with suppress(ImportError):  # which package is missing, the session says
-        request = _export_request(args, config)
+        request = _export_request(args)
     with spark_session(config, "indexd export", memory="4g") as spark, progress_bar("export") as bar:
         from indexd.spark.export import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
 
@@ -278,7 +278,7 @@ def export(args: argparse.Namespace, config: Config) -> int:
     return 0
 
 
-def _export_request(args: argparse.Namespace, config: Config) -> ExportRequest:
+def _export_request(args: argparse.Namespace) -> ExportRequest:
     from indexd.spark.export import ExportRequest, check_request  # noqa: PLC0415 - the same
     from indexd.spark.source.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
 
@@ -295,7 +295,6 @@ def _export_request(args: argparse.Namespace, config: Config) -> ExportRequest:
         compression=args.compression,
         partition_by=args.partition_by,
         max_records_per_file=args.max_records_per_file,
-        split_size=config.spark.split_size or None,
     )
     check_request(request)
     return request
@@ -309,8 +308,7 @@ def stats(args: argparse.Namespace, config: Config) -> int:
     _check_places(config, args.report, "--report")
     check_times(args.begin, args.end)
     with spark_session(config, "indexd stats") as spark, progress_bar("stats") as bar:
-        from indexd.spark.stats.content import Selection  # noqa: PLC0415 - pyspark is optional
-        from indexd.spark.stats.report import collect  # noqa: PLC0415 - pyspark is optional
+        from indexd.spark.stats.report import Selection, collect  # noqa: PLC0415 - pyspark is optional
 
         selection = Selection(tuple(args.topic), args.begin, args.end, args.silence)
         report = collect(spark, config, selection, top=args.top, progress=bar)
@@ -504,7 +502,7 @@ def _add_kafka(commands: Any) -> None:
 def check_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
     """Check DIR; 1 if something does not hold."""
     prepare_compiler()
-    from indexd.kafka.check import check  # noqa: PLC0415 - loads numba
+    from indexd.kafka.indexes import check  # noqa: PLC0415 - loads numba
 
     with progress_bar("kafka check") as bar:
         report = check(Path(args.directory), Disk(), interval=args.interval, on_progress=bar)
@@ -516,7 +514,7 @@ def check_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG00
 def rebuild_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
     """Rebuild DIR's indexes; 1 if a segment was refused, or its log cannot be read to the end."""
     prepare_compiler()
-    from indexd.kafka.rebuild import rebuild as rebuild_directory  # noqa: PLC0415 - loads numba
+    from indexd.kafka.indexes import rebuild as rebuild_directory  # noqa: PLC0415 - loads numba
 
     with progress_bar("kafka rebuild") as bar:
         report = rebuild_directory(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-import zlib
 
 import numba
 import numpy as np
@@ -248,21 +247,20 @@ def parse_long(buffer, start, end):  # type: ignore[no-untyped-def]
 _BYTE, _ONES = np.uint32(0xFF), np.uint32(0xFFFFFFFF)
 
 
-def crc_tables(first: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The eight tables, shape (8, 256), from the one of the polynomial, shape (256,)."""
+def crc_tables(polynomial: int) -> NDArray[np.uint32]:
+    """The eight tables, shape (8, 256), of a polynomial, its lowest bit first."""
     rows = np.zeros((8, 256), dtype=np.uint32)
-    rows[0] = first
+    rows[0] = np.arange(256)
+    for _ in range(8):
+        rows[0] = np.where(rows[0] & 1, rows[0] >> 1 ^ np.uint32(polynomial), rows[0] >> 1)
     for step in range(1, 8):
         previous = rows[step - 1]
         rows[step] = rows[0][previous & 0xFF] ^ (previous >> 8)
     return rows
 
 
-# zlib.crc32 of one byte, taken without its initial and final inversion, is the first table.
-_ZERO = zlib.crc32(b"\x00", 0xFFFFFFFF)
-CRC_TABLES = crc_tables(
-    np.array([zlib.crc32(bytes([byte]), 0xFFFFFFFF) ^ _ZERO for byte in range(256)], dtype=np.uint32)
-)
+#: Those of zlib.crc32.
+CRC_TABLES = crc_tables(0xEDB88320)
 
 
 @numba.njit(nogil=True, cache=True)

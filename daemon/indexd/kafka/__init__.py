@@ -3,6 +3,5 @@
 ``format``         the heads of record batches, partitions, the lock, notes and progress
 ``kernel``         the walk, and CRC-32C; compiled
 ``records``        LogWalk: the batches of one log as arrays, read in bounded buffers
-``check``          a verdict for each entry of a partition, or of a whole log directory
-``rebuild``        the files made anew, in place or elsewhere
+``indexes``        a verdict for each entry of a partition, or of a whole log directory; the files made anew
 """

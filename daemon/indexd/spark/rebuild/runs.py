@@ -74,8 +74,6 @@ class Run:
     next_offset: int = 0
     #: Where the last batch or gap ends; -1 if there was none. One process would say so of the log's end.
     phy_offset: int = -1
-    #: Where the last batch ends; -1 if there was none.
-    batch_end: int = -1
     messages: int = 0
     entries: int = 0
     #: The last message has an entry.
@@ -143,7 +141,7 @@ def _columns_of(run: Run, batch: DispatchBatch, config: Config, table: int) -> d
     run.stand = run.stand.after(batch.begin_offset, found)
     run.last_timestamp = batch.last_store_timestamp
     run.store_timestamp = batch.last_store_timestamp or run.store_timestamp
-    run.phy_offset = run.batch_end = batch.end_offset
+    run.phy_offset = batch.end_offset
     run.messages += rows
     run.entries += len(hashes)
     run.ends_with_entry = bool(counts[-1])

@@ -42,7 +42,6 @@ OF_BATCH = {
     "sysFlag": "sys_flag",
     "tagsCode": "tags_code",
 }
-_WITHOUT_FRAMES = frozenset({*OF_BATCH, "topic", "transactionType"})
 _TRANSACTION_TYPES = texts(["none", "prepared", "commit", "rollback"])
 _PAIR_TYPE = pa.struct([PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field])
 # More names of properties than bits of a number that may be added up.
@@ -80,7 +79,7 @@ class RowReader:
         self.split_reader = SplitReader(disk, config.model_copy(update={"outputs": outputs, "index": index}), split)
         self.skipped_bytes = 0
         self._keep = keep or RowFilter()
-        self._looks_at_frames = not _WITHOUT_FRAMES.issuperset(columns)
+        self._looks_at_frames = not {*OF_BATCH, "topic", "transactionType"}.issuperset(columns)
         #: The table of topics that was met last, its names, and which of them are kept.
         self._table: TopicTable | None = None
         self._topics = texts([])
@@ -116,9 +115,8 @@ class RowReader:
         return np.flatnonzero(mask) if not mask.all() else np.s_[: batch.rows]
 
     def _record_batch(self, batch: DispatchBatch, kept: Int64s | slice) -> pa.RecordBatch:
-        def column(name: str) -> NDArray[Any]:
-            values: NDArray[Any] = getattr(batch.columns, name)[kept]
-            return values
+        def column(name: str) -> Any:
+            return getattr(batch.columns, name)[kept]
 
         wanted = self.schema.names
         arrays = {name: numbers(column(field)) for name, field in OF_BATCH.items() if name in wanted}

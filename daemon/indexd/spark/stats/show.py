@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -16,8 +15,7 @@ from rich.text import Text
 
 from indexd.pages.report import Section, render_report
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
-from indexd.spark.stats.content import STEPS, step_for
-from indexd.spark.stats.report import RIGHT, TOO_FEW, Report, Row
+from indexd.spark.stats.report import RIGHT, STEPS, TOO_FEW, Report, Row, step_for
 from indexd.storage.disk import Disk
 
 _PLAIN_WIDTH = 110
@@ -146,8 +144,12 @@ def _table(section: Section) -> Table:
     for column in section.columns:
         # A name gives way where the terminal is narrow, a number never.
         is_number = column.startswith(">")
-        justify: Literal["left", "right"] = "right" if is_number else "left"
-        table.add_column(column.lstrip(">").upper(), justify=justify, no_wrap=is_number, overflow="ellipsis")
+        table.add_column(
+            column.lstrip(">").upper(),
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="ellipsis",
+        )
     for row in section.rows:
         table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
     return table

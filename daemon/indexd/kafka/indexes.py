@@ -1,8 +1,8 @@
-"""Checks every index of a Kafka partition against its log, entry by entry; reads only, and only what nobody writes.
+"""Checks every index of a Kafka partition against its log, entry by entry, and rebuilds it as Kafka's recovery does.
 
 Kafka's own tool looks at the entries up to the first zero one. It says nothing about missing files, about what stands
 behind the zeros, nor about whether a sealed segment's time index ends with its largest timestamp, by which a search by
-time chooses the segment.
+time chooses the segment. A check reads only, and only what nobody writes.
 
 LogTruth gathers in one pass and bounded memory what the log says to each entry, which asks two questions: which batch
 begins at its position, and which is the first whose last offset is not before its offset. The questions are sorted once
@@ -17,18 +17,28 @@ A time entry is exact when the first batch that had the timestamp, larger than a
 less will do: a lookup skips what stands before it.
 
 Whether an entry should be there at all depends on an interval that no file names, so that is not asked.
+
+Recovery (spec kafka-index 8) starts with empty indexes and no timestamp known, walks from position 0 by the sparse
+indexes' kernel, and ends with the largest timestamp as the last time entry; both files are trimmed to their entries. A
+rebuild never changes the log: recovery would cut it where it cannot be read on; here the indexes are built up to there
+and the report says so. A file that already has the right bytes is left alone; any other is replaced by a rename, so
+that a reader finds the old or the new one, whole; the new one gets the owner and the mode of the segment's log.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.errors import CorruptDataError
+from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.findings import KEPT_MAX, Findings
 from indexd.kafka import kernel
 from indexd.kafka.format import (
@@ -40,14 +50,21 @@ from indexd.kafka.format import (
     Partition,
     WalkEnd,
     find_partitions,
+    lock_log_directory,
     log_bytes,
     refuse_while_locked,
 )
-from indexd.kafka.rebuild import recover_entries
 from indexd.kafka.records import Batches, LogWalk, Slots, read_slots
 from indexd.output import ProgressReporter
-from indexd.sparse.format import INT32_MAX
-from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE
+from indexd.sparse.format import INT32_MAX, OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
+from indexd.sparse.kernel import (
+    OFFSET_ENTRY_TYPE,
+    TIME_ENTRY_TYPE,
+    final_time_entry,
+    new_state,
+    pack_entries,
+    segment_entries,
+)
 from indexd.storage.disk import Disk
 
 #: Columns of Questions.answers: of the first batch that reaches the number that was asked for its position, last offset
@@ -110,9 +127,21 @@ class LogTruth:
 
 #: Of one slot; from OUT_OF_RANGE on it is wrong. OF_A_SET: lookups are right, as Kafka 3.9.0 and 4.0.0 wrote it.
 #: UNKNOWN: it points behind the place where the log cannot be read on.
-EXACT, OF_A_SET, UNKNOWN, OUT_OF_RANGE, NOT_AT_A_BATCH, BEHIND_THE_LOG, MISMATCH, NOT_RISING = range(8)
-NOT_LAST_OF_BATCH, NOT_FIRST = 8, 9
+(
+    EXACT,
+    OF_A_SET,
+    UNKNOWN,
+    OUT_OF_RANGE,
+    NOT_AT_A_BATCH,
+    BEHIND_THE_LOG,
+    MISMATCH,
+    NOT_RISING,
+    NOT_LAST_OF_BATCH,
+    NOT_FIRST,
+    MISSING,
+) = range(11)
 _OFFSET_WHAT = {
+    MISSING: ("index_missing", "there is no OffsetIndex beside the log"),
     OUT_OF_RANGE: ("offset_out_of_range", "the offset or the position is negative"),
     NOT_AT_A_BATCH: ("position_not_at_batch", "no batch begins at the position"),
     BEHIND_THE_LOG: ("position_behind_log", "the position is behind the log's last batch"),
@@ -120,6 +149,10 @@ _OFFSET_WHAT = {
     NOT_RISING: ("offset_not_rising", "it is not behind the entry before it"),
 }
 _TIME_WHAT = {
+    MISSING: (
+        "time_index_missing",
+        "there is no TimeIndex beside the log: Kafka makes an empty one and leaves it so",
+    ),
     OUT_OF_RANGE: ("time_out_of_range", "the timestamp or the offset is negative"),
     BEHIND_THE_LOG: ("time_offset_behind_log", "the log has no such offset"),
     NOT_LAST_OF_BATCH: ("time_offset_not_last", "no batch ends with the offset"),
@@ -221,13 +254,13 @@ class _SegmentCheck:
     def __init__(self, disk: Disk, partition: Partition, segment: KafkaSegment, report: KafkaReport) -> None:
         self._disk, self._partition, self._segment, self._report = disk, partition, segment, report
         # A broker that was killed leaves the newest segment's files as they grow; its next start builds them again.
-        self._may_be_open = segment.is_last and not partition.was_stopped_cleanly
+        self._may_be_open = segment is partition.segments[-1] and not partition.was_stopped_cleanly
 
     def run(self, progress: ProgressReporter) -> int:
         """Returns the last offset in the log, base - 1 without any."""
         disk, segment, report = self._disk, self._segment, self._report
-        slots = read_slots(disk, segment.index, OFFSET_ENTRY_TYPE, is_there=segment.has_index)
-        times = read_slots(disk, segment.time_index, TIME_ENTRY_TYPE, is_there=segment.has_time_index)
+        slots = read_slots(disk, segment.index, OFFSET_ENTRY_TYPE)
+        times = read_slots(disk, segment.time_index, TIME_ENTRY_TYPE)
         truth = LogTruth(segment.base, slots.second, slots.first, times.second)
         found, last_offset = Findings(), segment.base - 1
         with disk.open_read(segment.log) as file:
@@ -241,16 +274,11 @@ class _SegmentCheck:
         self._log_end(walk, found)
         is_whole = walk.outcome in (WalkEnd.END, WalkEnd.ZEROS) and not found
         report.findings.merge(found)
-        if segment.has_index:
-            self._judged(segment.index, slots, judge_offset_slots(slots, times, truth, walk), _OFFSET_WHAT)
-        if segment.has_time_index:
-            self._time_index(times, truth, walk, is_whole=is_whole)
-        if walk.log_size:  # Kafka makes the files of an empty segment when it first appends
-            if not segment.has_index:
-                self._find(segment.index, 0, "index_missing", "there is no OffsetIndex beside the log")
-            if not segment.has_time_index:
-                text = "there is no TimeIndex beside the log: Kafka makes an empty one and leaves it so"
-                self._find(segment.time_index, 0, "time_index_missing", text)
+        self._judged(segment.index, slots, judge_offset_slots(slots, times, truth, walk), _OFFSET_WHAT)
+        self._time_index(times, truth, walk, is_whole=is_whole)
+        for path, read, words in ((segment.index, slots, _OFFSET_WHAT), (segment.time_index, times, _TIME_WHAT)):
+            if walk.log_size and not read.is_there:  # Kafka makes the files of an empty segment when it first appends
+                report.findings.add(self._partition.label(path), 0, *words[MISSING])
         report.figures["segments"] += 1
         report.figures["bytes"] += walk.log_size
         report.figures["entries"] += slots.live + times.live
@@ -265,11 +293,8 @@ class _SegmentCheck:
         except CorruptDataError as error:
             self._note(segment.log, "not_compared", str(error))
             return
-        for path, data, is_there in (
-            (segment.index, made.index, segment.has_index),
-            (segment.time_index, made.time_index, segment.has_time_index),
-        ):
-            if is_there and (self._disk.stamp(path).size != len(data) or self._disk.read(path) != data):
+        for path, data in ((segment.index, made.index), (segment.time_index, made.time_index)):
+            if self._disk.exists(path) and not is_same(self._disk, path, data):
                 self._note(path, "differs", f"it is not what recovery with index.interval.bytes={interval} makes")
 
     def _log_batches(self, batches: Batches, last_offset: int, found: Findings) -> None:
@@ -308,14 +333,14 @@ class _SegmentCheck:
         path, verdicts = self._segment.time_index, judge_time_slots(slots, truth, walk)
         is_sound = self._judged(path, slots, verdicts, _TIME_WHAT)
         last = int(slots.first[-1]) if len(slots.first) else NO_TIMESTAMP
-        if is_whole and is_sound and len(slots.first) == slots.live and last != truth.max_timestamp:
+        if is_whole and is_sound and slots.is_there and len(slots.first) == slots.live and last != truth.max_timestamp:
             text = f"it ends with timestamp {last}, and the log goes up to {truth.max_timestamp}"
             if self._may_be_open:
                 self._note(path, "not_closed", text)
             else:
                 position = max(0, slots.live - 1) * slots.entry_size
                 text += ": a search by time passes the segment over"
-                self._find(path, position, "time_last_not_largest", text)
+                self._report.findings.add(self._partition.label(path), position, "time_last_not_largest", text)
 
     def _judged(self, path: Path, slots: Slots, verdicts: NDArray[np.int64], words: dict[int, tuple[str, str]]) -> bool:
         # Whether nothing is wrong.
@@ -353,8 +378,179 @@ class _SegmentCheck:
         self._report.findings.merge(found)
         return not found
 
-    def _find(self, path: Path, position: int, what: str, text: str) -> None:
-        self._report.findings.add(self._partition.label(path), position, what, text)
-
     def _note(self, path: Path, what: str, text: str) -> None:
         self._report.note(self._partition.label(path), what, text)
+
+
+# --- rebuilt
+
+_ENDS_AS_WELL = "Kafka's recovery ends here as well"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredSegment:
+    """What recovery makes of a segment: the bytes of both files, from ``batches`` batches up to byte ``end``."""
+
+    index: bytes
+    time_index: bytes
+    end: int
+    batches: int
+
+
+def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int) -> RecoveredSegment:
+    """Walk a segment as recovery does: to the first batch with a fault, which recovery cuts off with all behind it.
+
+    CorruptDataError where Kafka's own recovery fails: offsets that do not fit the base, entries whose offsets do not
+    rise. UsageError when an index would be longer than ``max_index_size`` bytes.
+    """
+    state, index, time_index = new_state(), b"", b""
+    last, last_time, end, count = -1, 0, 0, 0
+    for found in walk:
+        faulty = np.flatnonzero(found[kernel.FAULT] != Fault.NONE)
+        batches = found[:, : int(faulty[0])] if len(faulty) else found
+        positions, sizes, last_offsets = batches[[kernel.POSITION, kernel.SIZE, kernel.LAST_OFFSET]]
+        relative, rows = last_offsets - base, len(positions)
+        if len(outside := np.flatnonzero((relative < 0) | (relative > INT32_MAX))):
+            raise CorruptDataError(
+                f"the batch at byte {positions[outside[0]]} ends with offset {last_offsets[outside[0]]}, "
+                f"which cannot be held relative to the segment's base {base}",
+                _ENDS_AS_WELL,
+            )
+        entries = np.empty((2, rows, 2), dtype=np.int64)
+        _, *counts = segment_entries(
+            positions, sizes, relative, batches[kernel.MAX_TIMESTAMP], 0, rows, interval, state, *entries
+        )
+        offsets, times = (entries[kind, :number] for kind, number in enumerate(counts))
+        last, last_time = _rising(base, last, offsets[:, 0], 1), _rising(base, last_time, times[:, 1], 0)
+        index += pack_entries(offsets, OFFSET_ENTRY_TYPE)
+        time_index += pack_entries(times, TIME_ENTRY_TYPE)
+        # The last slot is kept for the entry that recovery ends with.
+        if max(len(index), len(time_index) + TIME_ENTRY_SIZE) > max_index_size:
+            raise UsageError(
+                f"the segment with base {base} needs longer indexes than the segment.index.bytes that was given",
+                "give --max-index-size as the broker has it, and --interval as well",
+            )
+        if rows:
+            end, count = int(positions[-1] + sizes[-1]), count + rows
+        if len(faulty):
+            break
+    if (final := final_time_entry(state)) is not None:
+        rows_of = np.array([final], dtype=np.int64)
+        _rising(base, last_time, rows_of[:, 1], 0)
+        time_index += pack_entries(rows_of, TIME_ENTRY_TYPE)
+    return RecoveredSegment(index, time_index, end, count)
+
+
+def _rising(base: int, before: int, offsets: NDArray[np.int64], least: int) -> int:
+    # The last of them; each has to be so much more than the one before it.
+    if len(rows := np.flatnonzero(np.diff(offsets, prepend=before) < least)):
+        raise CorruptDataError(
+            f"the offsets of the batches do not rise at offset {base + int(offsets[rows[0]])}", _ENDS_AS_WELL
+        )
+    return int(offsets[-1]) if len(offsets) else before
+
+
+def rebuild(
+    directory: Path,
+    disk: Disk,
+    *,
+    out: Path | None = None,
+    interval: int = 4096,
+    max_index_size: int = 10 << 20,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+) -> KafkaReport:
+    """Rebuild the partition that ``directory`` is, or all partitions of the log directory that it is.
+
+    In place the log directory is locked meanwhile; with ``out`` the files are written there, a directory for each
+    partition of a log directory, and nothing is changed in ``directory``. Findings are what could not be rebuilt, or
+    not to the log's end. BusyError while a broker holds the lock, UsageError for a wrong directory, or a segment that
+    needs longer indexes than ``max_index_size``; that and ``interval`` are Kafka's by default.
+    """
+    started, partitions = time.monotonic(), find_partitions(disk, directory)
+    report = KafkaReport(len(partitions), "problems", {"segments": 0, "changed": 0, "bytes": 0})
+    with ExitStack() as stack:
+        if out is None:
+            stack.enter_context(lock_log_directory(disk, directory))
+            partitions = find_partitions(disk, directory)
+        else:
+            if any((out / partition.name).resolve() == partition.path.resolve() for partition in partitions):
+                raise UsageError(f"--out {out} is where the segments are", "leave it out to rebuild in place")
+            refuse_while_locked(disk, directory)
+        progress = ProgressReporter(on_progress, log_bytes(disk, partitions))
+        for partition in partitions:
+            partition.note_passing(report)
+            for name in partition.orphans:
+                report.note(partition.label(partition.path / name), "orphan", "an index without a log is left as it is")
+            target = None if out is None else out / partition.name
+            for segment in partition.segments:
+                _rebuild_segment(disk, partition, segment, target, report, progress, interval, max_index_size)
+    if out is not None:
+        refuse_while_locked(disk, directory)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _rebuild_segment(
+    disk: Disk,
+    partition: Partition,
+    segment: KafkaSegment,
+    out: Path | None,
+    report: KafkaReport,
+    progress: ProgressReporter,
+    interval: int,
+    max_index_size: int,
+) -> None:
+    # Builds, writes what differs, and puts into the report what came of it.
+    label = partition.label(segment.log)
+    try:
+        with disk.open_read(segment.log) as file:
+            walk = LogWalk(file, segment.base, progress)
+            if walk.log_size > LOG_SIZE_MAX:
+                raise CorruptDataError(f"{walk.log_size} bytes are more than positions of 32 bits reach")
+            made = recover_entries(walk, segment.base, interval, max_index_size)
+    except CorruptDataError as error:
+        report.findings.add(label, 0, "refused", f"its indexes are left as they are: {error}")
+        return
+    progress(walk.log_size - walk.end)
+    left = walk.log_size - made.end
+    if left and walk.outcome == WalkEnd.ZEROS and made.end == walk.end and segment is partition.segments[-1]:
+        report.note(label, "not_closed", f"{left} zero bytes, as of a preallocated log")
+    elif left:
+        text = f"built up to here; the {left} bytes behind are no whole batches, and Kafka's recovery cuts them off"
+        report.findings.add(label, made.end, "log_not_whole", text)
+    is_changed = False
+    for path, data in ((segment.index, made.index), (segment.time_index, made.time_index)):
+        is_changed |= _write(disk, segment, path if out is None else out / path.name, data, is_in_place=out is None)
+    report.figures["segments"] += 1
+    report.figures["changed"] += is_changed
+    report.figures["bytes"] += made.end
+    report.rows.append(
+        {
+            "file": label,
+            "readBytes": made.end,
+            "logBytes": walk.log_size,
+            "batches": made.batches,
+            "offsetEntries": len(made.index) // OFFSET_ENTRY_SIZE,
+            "timeEntries": len(made.time_index) // TIME_ENTRY_SIZE,
+            "changed": is_changed,
+        }
+    )
+
+
+def is_same(disk: Disk, path: Path, data: bytes) -> bool:
+    """Whether a file holds exactly this."""
+    return disk.stamp(path).size == len(data) and disk.read(path) == data
+
+
+def _write(disk: Disk, segment: KafkaSegment, path: Path, data: bytes, *, is_in_place: bool) -> bool:
+    # Whether the file had to be written.
+    if disk.exists(path) and is_same(disk, path, data):
+        return False
+    if not is_in_place:
+        disk.make_dir(path.parent)
+    elif os.geteuid() not in (0, segment.log.stat().st_uid):
+        # With the log's owner and mode: the broker must be able to write it, whoever runs this.
+        error = PermissionError(errno.EPERM, "its log belongs to another user")
+        raise DiskError("replace an index of", segment.log, error)
+    disk.write_atomically(path, data, like=segment.log if is_in_place else None)
+    return True
