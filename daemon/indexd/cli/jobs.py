@@ -227,8 +227,11 @@ def examine(config: Config) -> dict[str, Any]:
         worker = sys.executable if is_local else os.environ.get("PYSPARK_PYTHON", "python3 of each executor")
         worker = conf.get("spark.pyspark.python", worker)
         keys = ("spark.pyspark.python", "spark.pyspark.driver.python") if is_local else ()
-        wrong = [key for key in keys if key in conf and shutil.which(conf[key]) is None]
-        problems += [f"{key} is {conf[key]}, which is no program that can be started" for key in wrong]
+        problems += [
+            f"{key} is {conf[key]}, which is no program that can be started"
+            for key in keys
+            if key in conf and shutil.which(conf[key]) is None
+        ]
     cache = Path(os.environ["NUMBA_CACHE_DIR"])
     return {
         "indexd": __version__,

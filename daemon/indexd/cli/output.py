@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -111,8 +112,7 @@ def print_findings(findings: Findings, *, json_lines: bool, kind: str = "finding
     for found in findings.kept:
         shown[found.what] += 1
         if json_lines:
-            row = {"file": found.file, "position": found.position, "what": found.what, "text": found.text}
-            print_json({"kind": kind} | row)
+            print_json({"kind": kind} | asdict(found))
         elif shown[found.what] <= _LINES_PER_KIND:
             print_line(f"{printable(found.file)} byte {found.position}: {printable(found.text)}")
     for what, count in findings.counts.items() if not json_lines else ():

@@ -55,8 +55,9 @@ def read_file(key: str, given: Given) -> tuple[str, bytes]:
             raise UsageError(f"{name} (from {given.source}) is no file of up to 1 MiB", "name a configuration file")
         return name, path.read_bytes()
     except OSError as error:
-        text = f"cannot read {name} (from {given.source}): {error.strerror}"
-        raise UsageError(text, "check the path and its mode") from error
+        raise UsageError(
+            f"cannot read {name} (from {given.source}): {error.strerror}", "check the path and its mode"
+        ) from error
 
 
 def from_flags(flags: Mapping[str, str | list[str] | None]) -> dict[str, Given]:
@@ -72,8 +73,10 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
         if name not in names:
             # A prefix that all names share would make them all look near.
             known = [known.removeprefix(ENV_PREFIX) for known in (*names, CONFIG_VARIABLE)]
-            hint = _nearest(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)
-            raise UsageError(f"unknown environment variable {printable(name)}", hint)
+            raise UsageError(
+                f"unknown environment variable {printable(name)}",
+                _nearest(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX),
+            )
     return {names[name]: Given(value, f"environment {name}") for name, value in own.items()}
 
 
@@ -83,8 +86,10 @@ def from_toml(at: Given) -> dict[str, Given]:
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        hint = "write TOML; a broker's properties file is given as --broker-conf (key broker_conf), not as -c"
-        raise UsageError(f"{file} is not TOML: {printable(str(error)[:200])}", hint) from None
+        raise UsageError(
+            f"{file} is not TOML: {printable(str(error)[:200])}",
+            "write TOML; a broker's properties file is given as --broker-conf (key broker_conf), not as -c",
+        ) from None
     given: dict[str, Given] = {}
     for section, table in tables.items():
         if section not in SECTIONS or not isinstance(table, dict):
