@@ -102,8 +102,8 @@ def test_toml_values_in_their_own_types(tmp_path):
         (parse_seconds, 3, 3.0),
         (parse_seconds, "2m", 120.0),
         (parse_count, "5_000_000", 5_000_000),
-        (listed(parse_path, "no"), "/a, /b", (Path("/a"), Path("/b"))),
-        (listed(parse_path, "no"), [], ()),
+        (listed(parse_path), "/a, /b", (Path("/a"), Path("/b"))),
+        (listed(parse_path), [], ()),
     ],
 )
 def test_units(parse, value, expected):

@@ -11,7 +11,8 @@ import shutil
 import sys
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,18 +240,12 @@ def examine(config: Config) -> dict[str, Any]:
         "java": java or None,
         "python": {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable},
         "workerPython": worker,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version(name) if find_spec(name) else None for name in _PACKAGES},
         # Else it is this process's own, for want of another: each one compiles anew, which takes seconds.
         "compiled": {"directory": str(cache), "writable": not cache.name.startswith("indexd-compiled-")},
         "problems": problems,
         "usable": not problems,
     }
-
-
-def _version(name: str) -> str | None:
-    with suppress(PackageNotFoundError):
-        return version(name)
-    return None
 
 
 # --- export

@@ -94,8 +94,8 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[
 
 def values(fields: Mapping[str, Any]) -> str:
     """Names and values, without those that are not known or empty."""
-    found = ((name, _value(value)) for name, value in fields.items() if value is not None)
-    return ", ".join(f"{name} {words}" for name, words in found if words)
+    found = {name: _value(value) for name, value in fields.items() if value is not None}
+    return ", ".join(f"{name} {words}" for name, words in found.items() if words)
 
 
 def _value(value: object) -> str:

@@ -27,7 +27,6 @@ from indexd.config.units import (
 )
 
 OFF = "off"
-_NOT_ORIGINS = "is not a list of origins: write https://host or http://host:port, several with , between"
 # What getaddrinfo is given, which throws at longer or empty labels; names in other scripts in their form with xn--.
 _NAME = r"(?=.{1,253}(?::|\Z))(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
 _IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]{1,63})?"
@@ -63,7 +62,10 @@ def is_peer(text: str) -> bool:
 
 
 # What a browser sends, letter by letter: another spelling would never meet it.
-_parse_origin = matching(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?", _NOT_ORIGINS)
+_parse_origin = matching(
+    r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?",
+    "is not a list of origins: write https://host or http://host:port, several with , between",
+)
 
 
 Listen = Annotated[str, BeforeValidator(listens(9577)), Kind("HOST:PORT|off", str)]
@@ -74,9 +76,7 @@ Host = Annotated[
 OptionalHost = Annotated[Host | None, Kind("host", lambda _: "not set")]
 Text = Annotated[str, BeforeValidator(matching(r".*\S.*", "is not text of one line"))]
 OptionalText = Annotated[Text | None, Kind("text", lambda _: "not set")]
-Origins = Annotated[
-    tuple[str, ...], BeforeValidator(listed(_parse_origin, _NOT_ORIGINS)), Kind("origins", lambda _: "none")
-]
+Origins = Annotated[tuple[str, ...], BeforeValidator(listed(_parse_origin)), Kind("origins", lambda _: "none")]
 TopicPrefix = Annotated[
     str,
     BeforeValidator(
@@ -183,7 +183,6 @@ class LimitsConfig(Stage):
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_NOT_PEERS = "is not HOST:PORT: write 10.0.0.1:9876, several with ; between"
 
 
 def _parse_advertise(value: object) -> str:
@@ -198,12 +197,12 @@ def _parse_advertise(value: object) -> str:
 # As RocketMQ's own namesrvAddr: several with ; between; a comma does as well, for it is in no address.
 Peers = Annotated[
     tuple[str, ...],
-    BeforeValidator(listed(matching(_PEER, _NOT_PEERS), _NOT_PEERS, ";,")),
+    BeforeValidator(listed(matching(_PEER, "is not HOST:PORT: write 10.0.0.1:9876, several with ; between"), ";,")),
     Kind("host:port;...", lambda value: ";".join(value) or "not set"),
 ]
 Networks = Annotated[
     tuple[Network, ...],
-    BeforeValidator(listed(str, "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, several with , between")),
+    BeforeValidator(listed(str)),
     Kind("networks", lambda value: ",".join(map(str, value)) or "all"),
 ]
 
@@ -296,12 +295,9 @@ def _parse_pair(value: object) -> tuple[str, str]:
     return match[1], match[2]
 
 
-_parse_pairs = listed(_parse_pair, "is not a list of key=value: write a list of such texts", "\n")
-
-
 def parse_conf(value: object) -> tuple[tuple[str, str], ...]:
     """``k=v`` texts in a list, or lines of one text; of a key that is there twice the last holds."""
-    return tuple(dict(_parse_pairs(value)).items())
+    return tuple(dict(listed(_parse_pair, "\n")(value)).items())
 
 
 Conf = Annotated[

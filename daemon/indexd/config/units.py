@@ -108,16 +108,17 @@ def parse_path(value: object) -> Path:
 
 
 def listed(
-    parse: Callable[[object], T], complaint: str, separators: str = ",", *, passes_empty: bool = True
+    parse: Callable[[object], T], separators: str = ",", *, passes_empty: bool = True
 ) -> Callable[[object], tuple[T, ...]]:
-    """``parse`` for each of a list, or of one text with a separator between them, empty ones passed over or not."""
+    """``parse`` for each of a list, or of one text with a separator between them, empty ones passed over or not.
+
+    What is neither is for ``parse`` to refuse.
+    """
 
     def parse_all(value: object) -> tuple[T, ...]:
         if isinstance(value, str):
             value = [part.strip() for part in re.split(f"[{separators}]", value) if part.strip() or not passes_empty]
-        if not isinstance(value, list | tuple):
-            raise ValueError(complaint)
-        return tuple(parse(part) for part in value)
+        return tuple(parse(part) for part in (value if isinstance(value, list | tuple) else [value]))
 
     return parse_all
 
@@ -294,12 +295,6 @@ def parse_place(value: object) -> Path:
 OptionalPlace = Annotated[Annotated[Path, BeforeValidator(parse_place)] | None, Kind("path", lambda _: "not set")]
 Places = Annotated[
     tuple[Path, ...],
-    BeforeValidator(
-        listed(
-            parse_place,
-            "is not a list of paths: write a list, or one text with , between the paths",
-            passes_empty=False,
-        )
-    ),
+    BeforeValidator(listed(parse_place, passes_empty=False)),
     Kind("paths", lambda _: "not set"),
 ]

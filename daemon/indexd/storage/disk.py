@@ -298,8 +298,7 @@ class Disk:
     def exists(self, path: Path) -> bool:
         """Whether anything has that name; a directory that may not be searched is an error, not an absence."""
         with MissingOk():
-            self.stamp(path)
-            return True
+            return self.stamp(path) is not None
         return False
 
     def read(self, path: Path) -> bytes:

@@ -97,8 +97,6 @@ def owner_pid(path: Path) -> int | None:
         raise DiskError("open", path, error) from error
 
 
-How = Literal["lock", "proc", "none", "unknown"]
-
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid, padding.
 _FLOCK = struct.Struct("@hhqqi0q")
 _BYTE_0 = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -125,7 +123,7 @@ class BrokerLock:
 
     alive: bool | None
     pid: int | None
-    how: How
+    how: Literal["lock", "proc", "none", "unknown"]
     why: str | None = None
 
 

@@ -32,7 +32,6 @@ _CAUSES = (
     ("Path does not exist", errno.ENOENT),
     ("NETWORK_CONNECTION", errno.ENETUNREACH),
 )
-_FILE_SYSTEMS_MAX = 16
 
 
 def disk_for(place: Config | Path) -> Disk:
@@ -48,7 +47,7 @@ def locate(path: RemotePath) -> tuple[fs.FileSystem, str]:
     return system, "/".join((base.rstrip("/"), *path.names)) or "/"
 
 
-@lru_cache(_FILE_SYSTEMS_MAX)
+@lru_cache(16)
 def _file_system(root_uri: str) -> tuple[fs.FileSystem, str]:
     try:
         from pyarrow import fs  # noqa: PLC0415 - heavy and optional: a store on this machine does without
