@@ -7,7 +7,7 @@ import random
 import struct
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.decoder import DecoderOptions, decode_frame
@@ -17,8 +17,6 @@ from support.strategies import DELAY_TOPIC, Sample, logs
 from support.twins import DELAYS, FRAME_SIZE_MAX, Decoding, Stretch, by_decoder, by_kernel, encode
 
 JIT = os.environ.get("NUMBA_DISABLE_JIT") != "1"
-#: So many of a case's numbers are tried in the modes of tests/live/test_modes.py, and all of them without.
-TRIED = {"NUMBA_DISABLE_JIT": 40, "NUMBA_BOUNDSCHECK": 400}
 # Room for whatever is put in front of a stretch.
 BASE = 1 << 20
 
@@ -53,9 +51,9 @@ def decoded(data: bytes, segment_end: int = 1 << 50) -> Decoding:
 
 
 def every(count: int) -> range:
-    """All numbers below ``count``; interpreted or with bounds checks, some of them."""
-    most = next((most for mode, most in TRIED.items() if os.environ.get(mode) == "1"), count)
-    return range(0, count, max(count // max(most, 1), 1))
+    """All numbers below ``count`` with the full profile, some of them with a smaller one."""
+    examples = settings.default.max_examples
+    return range(0, count, 1 if examples >= 50 else max(count // (5 * examples), 1))
 
 
 @given(st.binary(max_size=300))
