@@ -95,7 +95,7 @@ def test_every_golden_answer_as_the_broker_gives_it_and_exact(built: Built) -> N
         query = KeyQuery(row["topic"], row["key"], row["max"], row["begin"], row["end"], row.get("indexType"))
         asked = query.topic, query.key, min(query.max_num, 64), query.begin, query.end, query.index_type
         names = ("phyOffsets", "indexLastUpdateTimestamp", "indexLastUpdatePhyoffset")
-        found = query_rocketmq(built.data.index, query).to_json()
+        found = query_rocketmq(built.data.index, query).to_dict()
         assert [found[name] for name in names] == [row[name] for name in names], query
         assert list(built.naive.query_offset(*asked)) == [row[name] for name in names], query
         expected = built.wanted(query)

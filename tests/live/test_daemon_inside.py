@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from indexd.commitlog.segments import NOBODY
 from indexd.config import Config, load
 from indexd.errors import MissingStoreError
 from indexd.service.broker import Around
@@ -300,7 +301,7 @@ def test_the_broker_of_a_hup_is_asked_from_then_on(tmp_path: Path, instance: Ins
 def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instance: Instance, limit: FakeLimit) -> None:
     end = write_log(tmp_path / "other", 3000)
     with beside(instance, tmp_path / "other", limit) as daemon:
-        daemon.reader.log_limit = None
+        daemon.reader.log_limit = NOBODY
         wait_for(lambda: daemon.state.row()["dispatchBehindBytes"] == end)
         while not daemon.state.meter.is_at_end:
             daemon._poll()

@@ -99,7 +99,7 @@ def test_every_question_is_answered_as_by_the_python_api(
     server: Serving, data: Data, model: type[Question], asked: dict[str, Any]
 ) -> None:
     answer = ask(data.index, make_question(model, asked))
-    wanted, row = answer.to_json(), _get(server, f"/api/v1/messages/{model.path}", **asked)
+    wanted, row = answer.to_dict(), _get(server, f"/api/v1/messages/{model.path}", **asked)
     # Numbers of 64 bits are texts over HTTP, and null is said.
     for name in wanted.keys() & row.keys() - {"coverage", "messages"}:
         assert from_text64(row[name]) == from_text64(wanted[name]), name

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from indexd.commitlog.segments import LogLimit
 from indexd.service.broker import BrokerAdmin, SilentBrokerError
 from support.remoting import Command, Peer
 
@@ -61,7 +62,7 @@ class FakeBroker(Peer):
         self.answer(connection, command)
 
 
-class Named:
+class Named(LogLimit):
     """A LogLimit: a broker that is asked about suspects and names ``offset``, None while it does not answer.
 
     ``is_fresh``: its answer is newer than what stands in the log. ``asked`` is where.

@@ -70,7 +70,7 @@ def ask(data: Data, question: Question) -> Reply | None:
             answer = data.by_queue(topic, queue, number, max_num=1000)
     except IndexdError:
         return None
-    return Reply(answer.to_json())
+    return Reply(answer.to_dict())
 
 
 class MutantOracle:

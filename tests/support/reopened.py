@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indexd.commitlog.tail import LogLimit
+
     from indexd.recovery.recover import RecoveryResult
 
 
@@ -63,7 +64,7 @@ def reopen(
     opened.reader.log_limit = log_limit
     pipeline = opened.pipeline
     resumed_at, resumed_messages = pipeline.built.phy_offset, pipeline.built.messages
-    opened.reader.set_options(once(reader_options(config)))
+    opened.reader.options = once(reader_options(config))
     for item in WholeLog(opened.reader):
         pipeline.apply([item], opened.reader.log.min_offset or 0)
     opened.reader.close()

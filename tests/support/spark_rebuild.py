@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.lookup import FrameReader
-from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import LogLimit
+from indexd.commitlog.segments import NOBODY, LogLimit, list_segments
 from indexd.config import Config
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt
@@ -46,14 +45,14 @@ def by_tasks(
     size: int = 0,
     run_tasks: Any = run_here,
     *,
-    log_limit: LogLimit | None = None,
+    log_limit: LogLimit = NOBODY,
 ) -> Rebuilt:
     """Rebuild by tasks into ``out``."""
     config = config.model_copy(update={"spark": config.spark.model_copy(update={"split_size": size})})
     return rebuild(config, Disk(), out, run_tasks, lambda *_: None, slots=2, log_limit=log_limit)[0]
 
 
-def by_one(config: Config, out: Path, log_limit: LogLimit | None = None) -> Rebuilt:
+def by_one(config: Config, out: Path, log_limit: LogLimit = NOBODY) -> Rebuilt:
     """Rebuild in one process."""
     return one_process(config, Disk(), out, lambda *_: None, log_limit)
 

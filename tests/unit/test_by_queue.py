@@ -83,7 +83,7 @@ def test_pages_are_the_whole_and_hold_nothing_twice(begin: int, count: int, page
 def test_what_an_answer_says(store: QueueStore) -> None:
     store.append(spec(KEYS="a b", TAGS="t", UNIQ_KEY="u"), spec(T0 + 5))
     store.build()
-    row = ask(store, 0, 1).to_json()
+    row = ask(store, 0, 1).to_dict()
     assert row.pop("coverage")["complete"]
     assert row == {
         "topic": "T", "queueId": 0, "queueOffset": 0, "status": "FOUND", "minOffset": 0, "maxOffset": 2,
@@ -168,7 +168,7 @@ def test_a_unit_that_names_another_message_is_shown_with_what_is_wrong(store: Qu
         "the message there has queue offset 1",
         "no message stands there",
     ]
-    row = answer.to_json()
+    row = answer.to_dict()
     assert row["problems"] == 4
     # Of the message that was meant nothing is known but its place: what the log has there is another one.
     known = Hit(other, None, 0, 1, sizes[2], topic="T").to_dict()
@@ -358,7 +358,7 @@ def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:
     (late,) = store.append(spec(T0 + 100))
     with store.index() as index:
         answer = query_log_time(index, T0 + 100)
-        assert answer.to_json()["why"] == f"not yet indexed: the log from physical offset {late} on"
+        assert answer.to_dict()["why"] == f"not yet indexed: the log from physical offset {late} on"
     store.change_frontier(refill_offset=store.messages()[5].phy_offset)
     with store.index() as index:
         answer = query_log_time(index, T0 + 10)

@@ -62,7 +62,7 @@ def write(directory: Path, count: int, *, times: list[int] | None = None) -> lis
 def read(directory: Path, *, skip_corrupt: bool = False, take_older: bool = False) -> tuple[WholeLog, list[int]]:
 
     reader = open_reader(directory, time.monotonic, settle=0.01, corrupt_after=5.0, skip_corrupt=skip_corrupt)
-    reader.set_options(replace(once(reader._options), take_older=take_older))
+    reader.options = replace(once(reader.options), take_older=take_older)
     log = WholeLog(reader)
     offsets: list[int] = []
     for item in log:

@@ -264,7 +264,7 @@ def test_new_messages_do_not_move_a_cursor(store: Store) -> None:
         store.build()
         second = query_exact(index, KeyQuery("T", "k", 100, before=first.cursor))
     assert [hit.phy_offset for hit in first.hits + second.hits] == offsets[::-1]
-    assert first.to_json()["cursor"] == str(offsets[4] + 1)
+    assert first.to_dict()["cursor"] == str(offsets[4] + 1)
     with store.index() as index, pytest.raises(UsageError, match="no pages"):
         query_rocketmq(index, KeyQuery("T", "k", before=5))
 

@@ -263,8 +263,8 @@ def test_max_and_what_it_cuts_off(store_hostile: Store) -> None:
         for count in (0, 1, 4):
             answer = query_exact(index, KeyQuery("T", "k", count))
             assert [hit.phy_offset for hit in answer.hits] == offsets[:count]
-            assert answer.to_json()["truncatedBy"] == f"max {count}"
-        assert not query_exact(index, KeyQuery("T", "k", 5)).to_json()["truncated"]
+            assert answer.to_dict()["truncatedBy"] == f"max {count}"
+        assert not query_exact(index, KeyQuery("T", "k", 5)).to_dict()["truncated"]
         assert query_exact(index, KeyQuery("T", "k", -1)).hits == ()
         assert query_rocketmq(index, KeyQuery("T", "k", -1)).hits == ()
         with pytest.raises(UsageError, match="9 messages"):
@@ -311,7 +311,7 @@ def test_entries_that_point_at_no_message(hostile: Store) -> None:
         answer = query_exact(index, KeyQuery("T", "k"))
         assert [hit.phy_offset for hit in answer.hits] == offsets[4:]
         assert (answer.unreadable, answer.expired) == (4, 0)
-        row = query_rocketmq(index, KeyQuery("T", "k")).to_json()
+        row = query_rocketmq(index, KeyQuery("T", "k")).to_dict()
         assert row["phyOffsets"] == [offsets[4], 3000, 2**63 - 1, offsets[1] + 1, -1]
         assert row["storeTimestamps"] == [T0, None, None, None, None]
     poke(hostile, LAYOUT.entry_position(5) + 4, struct.pack(">q", 1))
@@ -416,7 +416,7 @@ def test_an_answer_whose_walk_was_cut_off_is_not_complete(hot: Store, store_host
     with hot.index(query_walk_max=10) as index:
         answer = query_exact(index, KeyQuery("T", "k", end=T0 - 1))
     assert (answer.truncated, answer.why) == ("walk 10", "cut off")
-    assert answer.to_json()["coverage"]["complete"] is False
+    assert answer.to_dict()["coverage"]["complete"] is False
     with Serving(hot.data, hot.root, query_walk_max=10) as server:
         row = server.get("/api/v1/messages/by-key", params={"topic": "T", "key": "k", "end": T0 - 1}).json()
     assert (row["result"], row["coverage"]["complete"], row["coverage"]["why"]) == ("empty_uncovered", False, "cut off")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,7 +228,7 @@ def test_damage_in_a_stretch_is_met_at_its_offset(tmp_path: Path, workers: int) 
     assert drained.offsets == [at for at in offsets if at < bad]
     assert drained.end is not None
     assert drained.end.offset == bad
-    reader.set_options(reader._options.__class__(_LONG, _READ, _ROWS, skip_corrupt=True, workers=workers))
+    reader.options = replace(reader.options, skip_corrupt=True)
     drain(reader, drained)
     assert drained.offsets == [at for at in offsets if at != bad]
 

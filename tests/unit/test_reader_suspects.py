@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
+from indexd.commitlog.segments import NOBODY
 from indexd.errors import CorruptDataError, DisturbedError
 from indexd.recovery.recover import WholeLog
 from support.commitlog_writer import CommitLogWriter, FrameSpec
@@ -38,7 +39,7 @@ class Read:
     def __init__(self, directory: Path, named: Named | None = None, **options: object) -> None:
         self.clock = Clock()
         self.reader = open_reader(directory, self.clock, **options)
-        self.reader.log_limit = named
+        self.reader.log_limit = named or NOBODY
         self.offsets: list[int] = []
         self.unproven_from: int | None = None
         self.waits = 0

@@ -30,7 +30,7 @@ from indexd.flush.frontier import read_frontier
 from indexd.pages.wording import show_local
 from indexd.query import QUESTIONS, open_index, open_log
 from indexd.query.message import NotFound, message_fields, unpack_body
-from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, ask, make_question
+from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, make_question
 from indexd.query.source import Coverage, why_not_complete
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
@@ -121,7 +121,7 @@ def query(args: argparse.Namespace, config: Config) -> int:
     if isinstance(answer, Message):
         _print_message(answer, args)
     elif wants_json(args):
-        print_json(answer.to_json())
+        print_json(answer.to_dict())
     else:
         _print_answer(answer)
     return 0
@@ -136,10 +136,10 @@ def _batch(args: argparse.Namespace, config: Config) -> int:
     with opened as file, closing(open_index(Disk(), config)) as index:
         for number, line in enumerate(iter(lambda: file.readline(_LINE_SIZE_MAX), b""), 1):
             try:
-                answer = ask(index, _batch_question(line, vars(args).get("mode")))
+                answer = _batch_question(line, vars(args).get("mode")).answer(index)
             except UsageError as error:
                 raise UsageError(f"line {number}: {error.args[0]}", error.hint) from error
-            print_json(answer.to_json())
+            print_json(answer.to_dict())
             sys.stdout.flush()
     return 0
 
@@ -159,7 +159,7 @@ def _batch_question(line: bytes, mode: str | None) -> Question:
 
 
 def _print_answer(answer: Any) -> None:
-    row = answer.to_json()
+    row = answer.to_dict()
     hits = [hit | {"storeTimestamp": _time(hit["storeTimestamp"])} for hit in row["hits"]]
     head = [name for name, member in _COLUMNS.items() if member != "problem" or any(member in hit for hit in hits)]
     if hits:

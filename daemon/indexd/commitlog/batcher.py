@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +99,47 @@ class DispatchBatch:
         return int(self.columns.store_timestamp[self.rows - 1]) if self.rows else 0
 
 
+NEVER = -(1 << 63)
+#: What cannot be read may have been written after everything else: every later message of the segment is a suspect.
+UNREADABLE_TIMESTAMP = (1 << 63) - 1
+
+
+class TailState(NamedTuple):
+    """``newest``: what later messages are compared with, ms; from ``unproven_from`` on, if not None, are suspects.
+
+    A suspect is a message of the segment being written that is older than one before it: the clock went back, or a
+    longer log that was cut has left it behind its new end. A later message that is not older proves it: that was
+    written after it and after the one before. Behind a frame that cannot be read every message is one: that frame may
+    be the only one that was written after a cut.
+    """
+
+    newest: int = NEVER
+    unproven_from: int | None = None
+
+    def after(self, first: int, behind: TailState) -> TailState:
+        """The state behind messages from offset ``first`` on that alone come to ``behind``."""
+        if behind.newest >= self.newest:
+            return behind
+        return TailState(self.newest, first if self.unproven_from is None else self.unproven_from)
+
+
+#: Before the first message.
+AT_FIRST = TailState()
+
+
+def tail_state(times: NDArray[np.int64], offsets: NDArray[np.int64]) -> TailState:
+    """What so many messages, one at least, come to by themselves."""
+    last = len(times) - int(times[::-1].argmax())
+    return TailState(int(times[last - 1]), int(offsets[last]) if last < len(times) else None)
+
+
+def first_older(times: NDArray[np.int64], newest: int) -> int | None:
+    """The first of ``times`` that is before ``newest`` or before one before it."""
+    older = times < np.maximum.accumulate(np.concatenate((np.array([newest]), times[:-1])))
+    first = int(older.argmax())
+    return first if older[first] else None
+
+
 def before(batch: DispatchBatch, end: int) -> DispatchBatch:
     """The messages of ``batch`` before physical offset ``end``."""
     if batch.end_offset <= end:
@@ -124,11 +165,11 @@ def within(batch: DispatchBatch, begin: int, end: int) -> DispatchBatch:
     )
 
 
-def no_messages(offset: int, topics: TopicTable) -> DispatchBatch:
-    """A batch of nothing at all, which tells what is known of the log that ends at ``offset``."""
+def no_messages(offset: int, topics: TopicTable, **known: Any) -> DispatchBatch:
+    """A batch of nothing at all, which tells what is ``known`` of the log that ends at ``offset``."""
     columns = make_columns(0, 0)
     columns.key_start[0] = 0
-    return DispatchBatch(columns, 0, offset, offset, topics, crc=0)
+    return DispatchBatch(columns, 0, offset, offset, topics, crc=0, **known)
 
 
 def make_columns(rows_max: int, keys_max: int) -> Columns:

@@ -22,11 +22,10 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import Batcher, DecodeResult, DispatchBatch
+from indexd.commitlog.batcher import NEVER, Batcher, DecodeResult, DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, HEAD_SIZE, STAMPED_SIZE, Outcome
 from indexd.commitlog.kernel import Rules, find_frame, is_enclosed, store_timestamp_at, walk_heads
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, first_written, list_segments
-from indexd.commitlog.tail import NEVER
 from indexd.errors import DiskError, MissingOk
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
@@ -52,7 +51,7 @@ class SegmentCursor:
         self._directories = directories
         self._segment_size = segment_size
         self._drop_behind = drop_behind
-        self._file: DiskFile | None = None
+        self._file: DiskFile  # while a segment is open
         self._written_end = WrittenEnd()
         self._pages: ReadPages | None = None
         self.log = SegmentList()
@@ -68,7 +67,7 @@ class SegmentCursor:
 
         One that has expired is none of these: it can still be read to its end.
         """
-        if self._file is None or self.segment is None or self.segment.base < (self.log.min_offset or 0):
+        if self.segment is None or self.segment.base < (self.log.min_offset or 0):
             return False
         with MissingOk():
             return self._disk.stamp(self._file.path).inode != self._file.stamp().inode
@@ -113,14 +112,9 @@ class SegmentCursor:
         all are looked at, with ``anywhere`` to their ends.
         """
         for later in self.log.after(self.opened.end):
-            is_there = False
             with MissingOk(), self._disk.open_read(later.path) as file:
-                is_there = True
                 if any(file.pread(BLANK_SIZE, 0)) or (anywhere and first_written(file, later, later.base) > later.base):
                     return True
-            if not is_there:
-                self.refresh()
-                return False
         return False
 
     def fill(self, offset: int, size: int) -> int:
@@ -132,12 +126,10 @@ class SegmentCursor:
 
     def read_into(self, target: NDArray[np.uint8], offset: int) -> int:
         """Read bytes of the open segment somewhere else; how many there are."""
-        assert self._file is not None
         return self._file.pread_into(target.data, offset - self.opened.base)
 
     def is_written(self, offset: int) -> bool:
         """Whether anything but zeros stands at ``offset`` in the open segment or behind it."""
-        assert self._file is not None
         return self._written_end.of(self._file, self.opened, offset) > offset
 
     def decode(
@@ -185,7 +177,6 @@ class SegmentCursor:
 
     def spare_pages(self) -> None:
         """Give page cache back from now on, if the open segment is so old that this is wanted; before it is read."""
-        assert self._file is not None
         if self._drop_behind is not None and self.opened.end + self._drop_behind <= self.log.segments[-1].end:
             self._pages = ReadPages(self._file, self.opened.size)
 
@@ -197,11 +188,10 @@ class SegmentCursor:
 
     def close(self) -> None:
         """Close the open segment; what was read of it ahead, by the kernel or by us, is given back, too."""
-        if self._pages is not None and self.segment is not None:
-            self._pages.give_back(self.segment.size, is_last=True)
-        if self._file is not None:
+        if self.segment is not None:
+            self.give_back(self.segment.end)
             self._file.close()
-        self._file = self._pages = self.segment = None
+        self._pages = self.segment = None
 
 
 # How much is searched for a head: longer than most frames. A longer frame there costs a second read, nothing else.
@@ -216,11 +206,13 @@ class ReadAhead:
     def __init__(self, cursor: SegmentCursor, read_size: int, workers: int) -> None:
         self._cursor = cursor
         self._read_size = max(read_size, 2 * _PROBE_SIZE)
-        self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "ahead") if workers else None
         self._probe: NDArray[np.uint8] = np.empty(_PROBE_SIZE, dtype=np.uint8)
-        # What one worker reads into and decodes with.
+        # What each worker reads into and decodes with.
         self._tools: SimpleQueue[tuple[NDArray[np.uint8], Batcher]] = SimpleQueue()
+        for _ in range(max(workers, 1)):
+            size = self._read_size
+            self._tools.put((np.empty(size, dtype=np.uint8), Batcher(size // FRAME_SIZE_MIN + 1)))
         self._running: deque[Future[DispatchBatch | None]] = deque()
         self._next_begin = 0
 
@@ -229,10 +221,6 @@ class ReadAhead:
 
         ``sum_up`` as for Batcher.decode.
         """
-        if self._tools.empty() and not self._running:
-            size = self._read_size
-            for _ in range(max(self._workers, 1)):
-                self._tools.put((np.empty(size, dtype=np.uint8), Batcher(size // FRAME_SIZE_MIN + 1)))
         if self._pool is None:
             found = self._find_range(position)
             return None if found is None else self._decode(position, *found, rules, sum_up=sum_up)
@@ -323,13 +311,10 @@ class SplitPoints(SegmentCursor):
         return self._walk(offset, known) if found is None or self._is_enclosed(found) else found
 
     def _open(self, offset: int) -> bool:
-        if self.holds(offset):
-            return True
-        if not self.open(offset):
-            return False
-        # A point is proven by what stands up to a whole frame before it.
-        self.spare_pages()
-        return True
+        if not self.holds(offset) and self.open(offset):
+            # A point is proven by what stands up to a whole frame before it.
+            self.spare_pages()
+        return self.holds(offset)
 
     def _is_enclosed(self, offset: int) -> bool:
         begin = max(offset - int(self._rules.frame_size_max), self.opened.base)

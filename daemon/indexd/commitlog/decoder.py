@@ -64,11 +64,6 @@ def decode_properties(text: str) -> dict[str, str]:
     return found
 
 
-def split_keys(keys: str | None) -> list[str]:
-    """The pieces of KEYS that are indexed, in order, repeats kept: split at single spaces, empty ones left out."""
-    return [piece for piece in (keys or "").split(" ") if piece]
-
-
 def parse_java_number(text: str, bits: int) -> int | None:
     """``Long.parseLong`` (64) and its smaller sisters: one sign, digits of any script; None where Java throws.
 
@@ -105,10 +100,6 @@ class FrameHead(NamedTuple):
     phy_offset: int
     store_timestamp: int
 
-    def is_of_message(self, phy_offset: int) -> bool:
-        """Whether a message of a possible size claims to have been written for ``phy_offset``."""
-        return self.magic in _MAGICS and self.phy_offset == phy_offset and self.size >= frame.FRAME_SIZE_MIN
-
 
 def read_head(data: bytes) -> FrameHead | None:
     """The head at the start of ``data``; None for fewer bytes than one may have."""
@@ -144,8 +135,8 @@ class Message:
 
     @property
     def keys(self) -> list[str]:
-        """The pieces of KEYS that are indexed, in order."""
-        return split_keys(self.properties.get("KEYS"))
+        """The pieces of KEYS that are indexed, in order, repeats kept: split at single spaces, empty ones left out."""
+        return [piece for piece in self.properties.get("KEYS", "").split(" ") if piece]
 
     @property
     def uniq_key(self) -> str | None:

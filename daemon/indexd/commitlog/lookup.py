@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -30,7 +30,16 @@ from indexd.commitlog.decoder import (
     decode_frame,
     read_head,
 )
-from indexd.commitlog.format import BLANK_SIZE, HEAD_SIZE, MAGIC_BLANK, STAMPED_SIZE, NotYetWritten
+from indexd.commitlog.format import (
+    BLANK_SIZE,
+    FRAME_SIZE_MIN,
+    HEAD_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    STAMPED_SIZE,
+    NotYetWritten,
+)
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
 from indexd.errors import DiskError, MissingOk
 from indexd.storage.disk import Disk, DiskFile, Stamp
@@ -43,31 +52,32 @@ _SETTLED_NS = 50_000_000
 
 
 class Cached(Generic[T]):
-    """The value that ``make`` gives for ``path``; ``times_made`` tells whether it is still the one seen before."""
+    """The value that ``make`` gives for ``paths``; ``times_made`` tells whether it is still the one seen before."""
 
-    def __init__(self, disk: Disk, path: Path, make: Callable[[], T]) -> None:
+    def __init__(self, disk: Disk, paths: Sequence[Path], make: Callable[[], T]) -> None:
         self.times_made = 0
         self._disk = disk
-        self._path = path
+        self._paths = paths
         self._make = make
-        self._stamp: Stamp | None = None
+        self._stamps: list[Stamp] | None = None
         self._value: T
 
     def get(self) -> T:
         """The value as it is now; raises what ``make`` raises."""
-        now, stamp = time.time_ns(), None
+        now, stamps = time.time_ns(), None
         with suppress(DiskError):  # whatever is wrong with it, ``make`` says it better
-            stamp = self._disk.stamp(self._path)
-        if stamp is None or stamp != self._stamp:
-            self._stamp = None
+            stamps = [self._disk.stamp(path) for path in self._paths]
+        if stamps is None or stamps != self._stamps:
+            self._stamps = None
             self._value = self._make()
-            self._stamp = stamp if stamp is not None and now - stamp.mtime_ns > _SETTLED_NS else None
+            is_settled = stamps is not None and all(now - stamp.mtime_ns > _SETTLED_NS for stamp in stamps)
+            self._stamps = stamps if is_settled else None
             self.times_made += 1
         return self._value
 
     def forget(self) -> None:
         """Make it again next time."""
-        self._stamp = None
+        self._stamps = None
 
 
 # Of a larger frame this many bytes are looked at: a look at every point must stay a matter of milliseconds.
@@ -211,13 +221,11 @@ class LogView(FrameReader):
     """
 
     def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, options: DecoderOptions) -> None:
-        self._directories = directories
         self.options, self._checked = options, replace(options, check_crc=True)
         #: Bytes of each segment.
         self.segment_size = segment_size
-        self._watched = [Cached(disk, directory, lambda: None) for directory in directories]
-        self._changes_listed = self._changes()
-        super().__init__(disk, list_segments(disk, directories, segment_size))
+        self._listed = Cached(disk, directories, lambda: list_segments(disk, directories, segment_size))
+        super().__init__(disk, self._listed.get())
         self._written_end = WrittenEnd()
         self._listings_left = _LISTINGS_PER_QUERY
         #: Called for each message, entry and piece of log that a query looks at; what it raises ends the query.
@@ -279,15 +287,16 @@ class LogView(FrameReader):
     def begin_query(self) -> None:
         """A new query: a log whose directories have changed is listed anew, and may be again."""
         self._listings_left = _LISTINGS_PER_QUERY
-        changes = self._changes()
-        if changes != self._changes_listed:
-            self.refresh()
-            self._changes_listed = changes
+        times_listed = self._listed.times_made
+        self.log = self._listed.get()
+        if self._listed.times_made != times_listed:
+            self.close()
 
     def refresh(self) -> None:
         """List the segments anew; files that were open are closed."""
+        self._listed.forget()
+        self.log = self._listed.get()
         self.close()
-        self.log = list_segments(self._disk, self._directories, self.segment_size)
 
     def frame_head(self, phy_offset: int) -> FrameHead | int:
         """The frame that begins there, by its head alone; where there is none, bytes to the end of the segment.
@@ -300,7 +309,8 @@ class LogView(FrameReader):
         file, segment = opened
         data, left = file.pread(STAMPED_SIZE, phy_offset - segment.base), segment.end - phy_offset
         head = read_head(data)
-        if head is not None and head.is_of_message(phy_offset) and head.size <= left:
+        is_message = head is not None and head.magic in (MAGIC_V1, MAGIC_V2) and head.phy_offset == phy_offset
+        if head is not None and is_message and FRAME_SIZE_MIN <= head.size <= left:
             return head
         # A blank record over all that is left of the segment, or less than takes one. Zeros are where messages were.
         is_end = left < BLANK_SIZE or data[:BLANK_SIZE] == _BLANK.pack(left, MAGIC_BLANK)
@@ -326,9 +336,3 @@ class LogView(FrameReader):
     def is_inside(self, phy_offset: int) -> bool:
         """Whether an offset lies between the log's begin and its end, be its segment there or not."""
         return bool(self.segments) and self.segments[0].base <= phy_offset < self.segments[-1].end
-
-    def _changes(self) -> int:
-        # Grows when a segment comes or goes.
-        for directory in self._watched:
-            directory.get()
-        return sum(directory.times_made for directory in self._watched)

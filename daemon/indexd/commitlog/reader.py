@@ -17,9 +17,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-from indexd.commitlog.batcher import Batcher, DecodeResult, DispatchBatch, before, no_messages
+from indexd.commitlog.batcher import (
+    NEVER,
+    UNREADABLE_TIMESTAMP,
+    Batcher,
+    DecodeResult,
+    DispatchBatch,
+    TailState,
+    before,
+    first_older,
+    no_messages,
+    tail_state,
+)
 from indexd.commitlog.cursor import ReadAhead, SegmentCursor
-from indexd.commitlog.decoder import read_head
+from indexd.commitlog.decoder import read_head, walk_frame
 from indexd.commitlog.format import (
     BLANK_SIZE,
     HEAD_SIZE,
@@ -33,17 +44,7 @@ from indexd.commitlog.format import (
     Reason,
 )
 from indexd.commitlog.kernel import Rules, last_head, store_timestamp_at
-from indexd.commitlog.segments import SegmentList
-from indexd.commitlog.tail import (
-    NEVER,
-    UNREADABLE_TIMESTAMP,
-    LogLimit,
-    Settling,
-    TailState,
-    first_older,
-    has_nul,
-    stand_of,
-)
+from indexd.commitlog.segments import NOBODY, LogLimit, SegmentList
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.storage.disk import Disk
 
@@ -96,6 +97,42 @@ class ReaderCounters:
     dropped_bytes: int = 0
 
 
+class Settling:
+    """The bytes at one offset, and since when they have been as they are."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget: the reader has moved on."""
+        self.offset = -1
+        self.is_frame = False
+        self._data = b""
+        self._since = 0.0
+
+    def size_at(self, offset: int) -> int:
+        """How many bytes of whole frames settle at ``offset``; 0 for none."""
+        return len(self._data) if self.is_frame and self.offset == offset else 0
+
+    def unchanged_for(self, offset: int, data: bytes, seconds: float, *, is_frame: bool) -> bool:
+        """Whether ``data`` has stood at ``offset`` for so long; remembers it otherwise."""
+        now = self._clock()
+        if self.offset != offset or self._data != data:
+            self.offset, self._data, self._since = offset, data, now
+        self.is_frame = is_frame
+        return self._since < now and now - self._since >= seconds
+
+
+def has_nul(data: bytes) -> bool:
+    """Whether the topic or properties of a whole frame hold a NUL.
+
+    No CRC need cover them; a sane producer sends none, and preallocated bytes are nothing else.
+    """
+    parts = walk_frame(data, int.from_bytes(data[4:8], "big"))
+    return parts is not None and (b"\0" in parts[2] or b"\0" in parts[3])
+
+
 SEGMENTS_MISSING = "segments are missing"
 
 
@@ -130,13 +167,14 @@ class LogReader:
         self._cursor = SegmentCursor(disk, directories, *sizes)
         self._checked_rules = rules._replace(check_crc=True)
         self._fast_rules = rules._replace(check_crc=False)
-        self._options = options
+        #: May be replaced by others; the segment size must stay.
+        self.options = options
         self._clock = clock
         self.position = position
         self.counters = ReaderCounters()
         self.refresh_due = 0.0
         #: How far the broker vouches for its log, or who is asked about suspects alone.
-        self.log_limit: LogLimit | None = None
+        self.log_limit: LogLimit = NOBODY
         #: Segments that end at or below this are CRC-checked too, as RocketMQ's own recovery does it.
         self.check_until = 0
         self._is_closed = False
@@ -160,10 +198,8 @@ class LogReader:
         self._is_open = False
         # The listing since which it was looked what stands behind a quiet end.
         self._looked_behind = 0.0
-        # How much is read at the end of the log: little while it is quiet.
+        # How much is read at the end of the log: little while it is quiet, as much as there may be when catching up.
         self._tail_size = _TAIL_SIZE_MIN
-        # The last batch filled the buffer, so there is more: the reader is catching up.
-        self._is_streaming = False
         self._quiet_looks = 0
         self._ahead = ReadAhead(self._cursor, options.read_size, options.workers)
 
@@ -203,16 +239,13 @@ class LogReader:
 
     def _limit(self) -> int | None:
         # How far the bytes may be believed, asked before those are read that it allows; None: they decide.
-        limit, vouched = self.log_limit, None
-        if limit is not None and limit.bounds:
-            vouched = limit.offset
-            if (vouched is None or vouched <= self.position) and any(self._head_here()):
-                vouched = limit.ask(self.position, self._head_here())
-        if vouched is None and self._denied is not None:
-            if self._denied == (self.position, self._head_here()):  # so it stays while the broker is silent
-                vouched = None if limit is None else limit.ask(*self._denied)
-                return self.position if vouched is None else vouched
-            self._denied = None
+        limit = self.log_limit
+        vouched = limit.offset if limit.bounds else None
+        if limit.bounds and (vouched is None or vouched <= self.position) and any(self._head_here()):
+            vouched = limit.ask(self.position, self._head_here())
+        if vouched is None and self._denied is not None and self._denied == (self.position, self._head_here()):
+            vouched = limit.ask(*self._denied)
+            return self.position if vouched is None else vouched  # so it stays while the broker is silent
         return vouched
 
     def deny(self, head: bytes) -> None:
@@ -224,34 +257,29 @@ class LogReader:
         # stood here, for so long that no message is being written in their place.
         limit, here = self.log_limit, (self.position, self._head_here())
         is_empty = not any(here[1]) and here != self._denied
-        if limit is None or limit.offset != self.position or here == self._told or is_empty:
+        if limit.offset != self.position or here == self._told or is_empty:
             self._settling.clear()
             return NotYetWritten(self.position)
         if not limit.ends_at(*here):
             self._is_open = not limit.bounds  # whose last word holds, however old it is
             return NotYetWritten(self.position)
         data = self._cursor.buffer[: self._cursor.fill(self.position, _STALE_SIZE)].tobytes()
-        wait = self._options.settle * _NUL_SETTLE_FACTOR
+        wait = self.options.settle * _NUL_SETTLE_FACTOR
         if not self._settling.unchanged_for(self.position, data, wait, is_frame=False):
             return NotYetWritten(self.position)
         self._settling.clear()
         self._told = here
-        told = no_messages(self.position, self._batcher.topics)
-        return replace(told, unproven_from=self.unproven_from, stale_head=here[1])
+        return no_messages(self.position, self._batcher.topics, unproven_from=self.unproven_from, stale_head=here[1])
 
     def _is_end(self) -> bool:
         # Whether the broker says that its log ends here, whatever stands here.
         here = self.position, self._head_here()
-        vouched = None if self.log_limit is None else self.log_limit.ask(*here)
+        vouched = self.log_limit.ask(*here)
         if vouched is None or vouched > self.position:
             return False
         self._denied = here
         self._settling.clear()
         return True
-
-    def set_options(self, options: ReaderOptions) -> None:
-        """Read on with other options; the segment size must stay."""
-        self._options = options
 
     @property
     def is_settling(self) -> bool:
@@ -268,7 +296,7 @@ class LogReader:
         self._cursor.refresh()
         if self._cursor.is_replaced():
             self.close()
-        self.refresh_due = self._clock() + self._options.list_interval
+        self.refresh_due = self._clock() + self.options.list_interval
 
     def close(self) -> None:
         """Close the segment."""
@@ -281,7 +309,7 @@ class LogReader:
         if position < (log.min_offset or 0):
             what = "the log begins behind it: its segments have expired"
             return self._skip_to(Skipped(position, log.min_offset or 0, what, is_expired=True))
-        if later and self._options.skip_corrupt:
+        if later and self.options.skip_corrupt:
             return self._skip_to(Skipped(position, later[0].base, SEGMENTS_MISSING))
         if later:
             what = f"the segments between here and {later[0].path} are missing, or links to no plain file"
@@ -321,12 +349,12 @@ class LogReader:
         if found is None or self._is_closed:
             return found
         timestamp = int(store_timestamp_at(self._cursor.buffer, _U64(0)))
-        limit = self.log_limit
-        if (vouched := None if limit is None or limit.bounds else limit.ask(found)) is not None:
+        vouched = None if self.log_limit.bounds else self.log_limit.ask(found)
+        if vouched is not None:
             return found if found < vouched else None
         if timestamp >= self.newest_timestamp or self._next_proven(self.newest_timestamp) is not None:
             return found
-        is_wanted = self._options.take_older or timestamp >= self.last_timestamp or self._is_damaged_frame(found)
+        is_wanted = self.options.take_older or timestamp >= self.last_timestamp or self._is_damaged_frame(found)
         return found if is_wanted else None
 
     def _is_damaged_frame(self, end: int) -> bool:
@@ -340,12 +368,11 @@ class LogReader:
         return head.size == end - self.position or head.phy_offset == self.position or is_known
 
     def _next_proven(self, not_before: int) -> int | None:
-        window = self._options.read_size
+        window = self.options.read_size
         found = self._cursor.next_proven(self._batcher, self._checked_rules, self.position, window, not_before)
-        limit = self.log_limit
-        if found is None or limit is None or not limit.bounds or limit.offset is None:
-            return found
-        return found if found < limit.offset else None
+        vouched = self.log_limit.offset if self.log_limit.bounds else None
+        is_known = found is None or vouched is None or found < vouched
+        return found if is_known else None
 
     def _take_new(self, batch: DispatchBatch) -> DispatchBatch | NotYetWritten:
         """Take as much of a batch of the segment being written as is the log's: about suspects the broker is asked."""
@@ -356,9 +383,9 @@ class LogReader:
         first = first_older(times, self.newest_timestamp)
         if first is None or batch.end_offset <= self._vouched_until:
             return self._take_proven(batch)
-        if self.log_limit is not None and first:
+        if first:
             return self._take_proven(before(batch, int(offsets[first])))
-        vouched = None if self.log_limit is None else self.log_limit.ask(self.position, self._head_here())
+        vouched = self.log_limit.ask(self.position, self._head_here())
         if vouched is not None and vouched >= batch.end_offset:
             return self._take_proven(batch)
         if vouched is not None:
@@ -368,15 +395,13 @@ class LogReader:
             self._denied = self.position, self._head_here()
             self._settling.clear()
             return self._stay() if taken is None else taken
-        stand = TailState(self.newest_timestamp, self.unproven_from)
-        self.newest_timestamp, self.unproven_from = stand.after(batch.begin_offset, stand_of(times, offsets))
+        state = TailState(self.newest_timestamp, self.unproven_from)
+        self.newest_timestamp, self.unproven_from = state.after(batch.begin_offset, tail_state(times, offsets))
         return self._take(batch)
 
     def _proven(self) -> DispatchBatch | None:
         # The broker answers at last: what was taken without it is the log's, or is not.
-        if self.unproven_from is None or self.log_limit is None:
-            return None
-        vouched = self.log_limit.ask(self.position)
+        vouched = None if self.unproven_from is None else self.log_limit.ask(self.position)
         if vouched is None:
             return None
         if vouched < self.position:
@@ -401,22 +426,22 @@ class LogReader:
         self.last_timestamp, self._taken_until = batch.last_store_timestamp, batch.end_offset
         size = batch.end_offset - batch.begin_offset
         self.counters.bytes += size
-        self._is_streaming = 2 * size >= self._options.read_size
-        if 2 * size >= self._tail_size < self._options.read_size:
+        if 2 * size >= self._tail_size < self.options.read_size:
             self._tail_size *= 4
         self.position = batch.end_offset
         self.counters.dropped_bytes += self._cursor.give_back(self.position)
         return replace(batch, unproven_from=self.unproven_from, newest_timestamp=self.newest_timestamp)
 
     def _read_closed(self) -> Poll:
-        checked = self._options.verify_crc or self._cursor.opened.end <= self.check_until
+        checked = self.options.verify_crc or self._cursor.opened.end <= self.check_until
         rules = self._checked_rules if checked else self._fast_rules
         # What the broker writes anew while it waits to be built is told by the sum of its bytes alone.
-        sum_up = self._options.check_tail and self._cursor.opened in self.log.segments[-_SUMMED_SEGMENTS:]
-        batch = self._ahead.take(self.position, rules, sum_up=sum_up) if self._is_streaming else None
+        sum_up = self.options.check_tail and self._cursor.opened in self.log.segments[-_SUMMED_SEGMENTS:]
+        is_behind = self._tail_size >= self.options.read_size
+        batch = self._ahead.take(self.position, rules, sum_up=sum_up) if is_behind else None
         if batch is not None:
             return self._take_proven(batch)
-        limit, (outcome, reason, _, total, batch) = self._decode(self._options.read_size, rules, sum_up=sum_up)
+        limit, (outcome, reason, _, total, batch) = self._decode(self.options.read_size, rules, sum_up=sum_up)
         if batch is not None:
             return self._take_proven(batch)
         if outcome is Outcome.END_OF_FILE:
@@ -428,13 +453,13 @@ class LogReader:
     def _read_tail(self, vouched: int | None = None) -> Poll:
         if vouched is not None:
             self._complete_until = min(vouched, self._cursor.opened.end)
-        rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
+        rules = self._checked_rules if self.options.check_tail or self.options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
-            is_ahead = self._is_streaming and not self.is_undecided
-            batch = self._ahead.take(self.position, rules) if is_ahead else None
+            is_behind = self._tail_size >= self.options.read_size and not self.is_undecided
+            batch = self._ahead.take(self.position, rules) if is_behind else None
             if batch is not None:
                 return self._take_new(batch)
-            size = min(self._tail_size, self._options.read_size)
+            size = min(self._tail_size, self.options.read_size)
             limit = self._cursor.fill(self.position, size)
             end, largest = _U64(self._cursor.opened.end), self._checked_rules.frame_size_max
             head = int(last_head(self._cursor.buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
@@ -443,7 +468,7 @@ class LogReader:
             # Heads behind them: these frames are complete by now, so read what they are NOW.
             self._complete_until = self.position + head
         whole = self._complete_until - self.position
-        limit, (outcome, reason, _, _, batch) = self._decode(min(whole, self._options.read_size), rules, whole)
+        limit, (outcome, reason, _, _, batch) = self._decode(min(whole, self.options.read_size), rules, whole)
         if batch is not None:
             return self._take_new(batch)
         if outcome is Outcome.CORRUPT:
@@ -465,15 +490,14 @@ class LogReader:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
         # A blank record counts once the next segment is in use: a longer log that was cut has left one, too.
         is_blank = outcome is Outcome.END_OF_FILE
-        if is_blank and self._options.take_older and self._cursor.next_is_in_use(anywhere=True):
+        if is_blank and self.options.take_older and self._cursor.next_is_in_use(anywhere=True):
             return self._end_of_segment()
         is_due, self._looked_behind = self._looked_behind != self.refresh_due, self.refresh_due  # once a listing
-        may_ask = is_due and not is_blank and self.log_limit is not None
-        if may_ask and self._cursor.is_written(self.position) and self._is_end():
+        if is_due and not is_blank and self._cursor.is_written(self.position) and self._is_end():
             return self._stay()
         if is_blank:  # which may not be listed yet
             self.refresh_due = min(self.refresh_due, self._clock() + _NEXT_SEGMENT_SECONDS)
-        claimed = 0 if self._options.take_older else total  # who reads once does not believe what half a frame claims
+        claimed = 0 if self.options.take_older else total  # who reads once does not believe what half a frame claims
         if self._is_before_frames(BLANK_SIZE if is_blank else claimed, is_due=is_due):
             reason = Reason.BLANK_BEFORE_FRAMES if is_blank else Reason.UNFINISHED
             return self._doubt(reason, self._cursor.fill(self.position, HEAD_SIZE))
@@ -500,7 +524,7 @@ class LogReader:
         data = self._cursor.buffer[:taken].tobytes()
         last = int(batch.columns.phy_offset[batch.rows - 1]) - self.position
         is_long = has_nul(data[: int.from_bytes(data[:4], "big")]) or has_nul(data[last:])
-        settle = self._options.settle * (_NUL_SETTLE_FACTOR if is_long else 1)
+        settle = self.options.settle * (_NUL_SETTLE_FACTOR if is_long else 1)
         if not self._settling.unchanged_for(self.position, data, settle, is_frame=True):
             return NotYetWritten(self.position)
         self.counters.settled += 1
@@ -509,7 +533,7 @@ class LogReader:
     def _doubt(self, reason: Reason, size: int) -> Poll:
         # Bytes that are no frame, where a frame may be half written: corrupt only when they stay so.
         data = self._cursor.buffer[:size].tobytes()
-        wait = 0.0 if reason is Reason.DLEDGER else self._options.corrupt_after
+        wait = 0.0 if reason is Reason.DLEDGER else self.options.corrupt_after
         if wait and not self._settling.unchanged_for(self.position, data, wait, is_frame=False):
             return NotYetWritten(self.position)
         is_end = reason is not Reason.DLEDGER and self._is_end()
@@ -522,14 +546,13 @@ class LogReader:
                 f"{path} is a DLedger log, which is not read",
                 "point --store at a broker that runs without enableDLegerCommitLog",
             )
-        target = self._next_of_log() if self._options.skip_corrupt else None
-        if target is None and self._options.skip_corrupt and self._is_closed:
+        target = self._next_of_log() if self.options.skip_corrupt else None
+        if target is None and self.options.skip_corrupt and self._is_closed:
             target = self._cursor.opened.end
         if target is None:
             return Corrupt(self.position, reason.text, path)
         if not self._is_closed:
-            limit = self.log_limit
-            vouched = None if limit is None else limit.offset if limit.bounds else limit.ask(target)
+            vouched = self.log_limit.offset if self.log_limit.bounds else self.log_limit.ask(target)
             if vouched is None or target >= vouched:
                 self.newest_timestamp, self._taken_until = UNREADABLE_TIMESTAMP, target
         self.counters.corrupt_found += 1
@@ -541,10 +564,10 @@ class LogReader:
         if self.is_undecided and not self._settling.is_frame:
             return True
         behind = self.position + size
-        if not (is_due or self._options.take_older) or behind >= self._cursor.opened.end:
+        if not (is_due or self.options.take_older) or behind >= self._cursor.opened.end:
             return False
         is_written = self._cursor.is_written(behind)
-        return is_written and (not self._options.take_older or self._next_of_log() is not None)
+        return is_written and (not self.options.take_older or self._next_of_log() is not None)
 
     def _skip_to(self, skipped: Skipped) -> Skipped:
         size, counters = skipped.end - skipped.begin, self.counters

@@ -4,14 +4,15 @@ A broker preallocates the segment behind the one it writes, deletes old ones fro
 spread them over several directories (spec rocketmq-store 1.2, 1.3).
 
 ``log_end`` is for figures alone, never for what is read or believed: the reader knows exactly, but only once it is
-there. ``WrittenEnd`` tells whether bytes stand behind zeros, which may hide messages.
+there. ``WrittenEnd`` tells whether bytes stand behind zeros, which may hide messages. ``LogLimit`` is a broker that is
+asked where its log ends.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 
 from indexd.commitlog.format import BLANK_SIZE
@@ -33,6 +34,32 @@ class Segment:
         """The physical offset behind the segment."""
         return self.base + self.size
 
+
+class LogLimit:
+    """Who can be asked how far the log goes: a broker. Of this one nothing is known, and the bytes alone decide.
+
+    Behind a log that was cut may stand whole frames of the longer one, which prove themselves as any other: who writes
+    the log is the only one that knows where it ends. What it has named was written whole before.
+    """
+
+    #: Nothing behind ``offset`` is believed; else it is asked about suspects alone, and nobody doubts the rest.
+    bounds = False
+    #: The physical offset behind the broker's last message, as it was named last; None: it has not answered.
+    offset: int | None = None
+
+    def ask(self, position: int, head: bytes = b"") -> int | None:  # noqa: ARG002 - for who answers
+        """``offset``, perhaps newer: bytes stand at ``position``, which is not before it. May take a second or two.
+
+        ``head`` is how they begin: while it stays the same, nothing was written there.
+        """
+        return self.offset
+
+    def ends_at(self, position: int, head: bytes) -> bool:  # noqa: ARG002 - for who answers
+        """Whether the broker, asked when ``head`` stood at ``position`` already, named that offset."""
+        return False
+
+
+NOBODY = LogLimit()
 
 _BASE = attrgetter("base")
 
@@ -65,7 +92,6 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
     be taken for others. Files whose name is no segment's are not the log's.
     """
     found: dict[int, Segment] = {}
-    wrong: list[tuple[Path, int, int]] = []
     present = 0
     for directory in directories:
         rows: list[tuple[str, int]] = []
@@ -77,25 +103,21 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
             if base is None or size == 0:
                 continue
             if size != segment_size or base % segment_size:
-                wrong.append((directory / name, base, size))
-            else:  # of two of one name the earlier directory's counts
-                found.setdefault(base, Segment(base, size, directory / name))
+                what = f"has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
+                if size == segment_size:
+                    what = f"begins at {base}, which is no multiple of segment_size {segment_size}"
+                raise UnsafeStoreError(
+                    f"segment {directory / name} {what}",
+                    "give the broker's own --segment-size, or its file with --broker-conf; if that is right, this file "
+                    "is cut or foreign: put the whole one there, or take it out of the log",
+                )
+            # Of two of one name the earlier directory's counts.
+            found.setdefault(base, Segment(base, size, directory / name))
     if not present:
         named = ", ".join(str(directory) for directory in directories)
         raise MissingStoreError(
             f"there is no commitlog at {named}",
             "give the broker's storePathRootDir as --store, or its storePathCommitLog as --commit-log-paths",
-        )
-    if wrong:
-        # The largest file decides: what is larger than a segment was not cut.
-        path, base, size = max(wrong, key=itemgetter(2))
-        what = f"has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
-        if size == segment_size:
-            what = f"begins at {base}, which is no multiple of segment_size {segment_size}"
-        raise UnsafeStoreError(
-            f"segment {path} {what}",
-            "give the broker's own --segment-size, or its file with --broker-conf; if that is right, this file is cut "
-            "or foreign: put the whole one there, or take it out of the log",
         )
     return SegmentList(tuple(found[base] for base in sorted(found)))
 

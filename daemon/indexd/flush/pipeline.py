@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 
 from indexd import __version__
-from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.batcher import UNREADABLE_TIMESTAMP, DispatchBatch
 from indexd.commitlog.lookup import WATCHED_SIZE, Evidence, FrameReader, RangeChecksum, newest, thinned
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import Segment, SegmentList
-from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
 from indexd.config import Config
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError, DisturbedError, MissingStoreError

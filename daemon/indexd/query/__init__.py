@@ -24,7 +24,7 @@ dataclasses and sequences of their hits, and say which part of the log they cove
 5
 b'five'
 
-``questions``  the questions that every surface asks, as models, and ``ask``; open_data and Data: the same as methods
+``questions``  the questions that every surface asks, as models; open_data and Data: the same as methods
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment; which part of the log an answer
               speaks for, and why it is empty
 ``broker_message``  whole frames, as a broker sends them

@@ -84,7 +84,7 @@ class Answer(HasHits[Hit]):
     last_update: LastUpdate | None = None
     cursor: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """One object; members that do not apply are left out."""
         update = self.last_update
         row = {

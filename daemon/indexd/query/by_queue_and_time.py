@@ -149,7 +149,7 @@ class OffsetAnswer(HasHits[QueueHit]):
         """How many units name what is not their message."""
         return sum(hit.problem is not None for hit in self.hits)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """One object; members that do not apply are left out."""
         row = {
             "topic": self.query.topic,
@@ -223,23 +223,14 @@ def _read(
     # (hits, next offset, expired)
     hits: list[QueueHit] = []
     expired, offset = 0, first
-    units: list[Unit] = []
-    while len(hits) < query.max_num:
-        units = units or queue.get(offset, min(_UNITS_PER_READ, query.max_num - len(hits)))[::-1]
-        if not units:
-            break
-        unit = units.pop()
-        found = None if unit.is_blank else log.at(unit.phy_offset)
-        if unit.is_blank:
-            offset += 1
-        elif found is None and log.has_expired(unit.phy_offset):
-            # The log has lost its oldest segments since it was looked at.
-            queue.correct_min_offset(log.begin or 0)
-            next_offset, units = max(offset + 1, queue.min_offset), []
-            expired += next_offset - offset
-            offset = next_offset
-        else:
-            hits.append(queue_hit(unit, found, query.topic, query.queue_id, offset))
+    while units := queue.get(offset, min(_UNITS_PER_READ, query.max_num - len(hits))):
+        for unit in units:
+            found = None if unit.is_blank else log.at(unit.phy_offset)
+            # The log may have lost its oldest segments since it was looked at.
+            is_gone = found is None and log.has_expired(unit.phy_offset)
+            expired += is_gone and not unit.is_blank
+            if not is_gone and not unit.is_blank:
+                hits.append(queue_hit(unit, found, query.topic, query.queue_id, offset))
             offset += 1
     return tuple(hits), offset, expired
 
@@ -273,7 +264,7 @@ class QueueTimeAnswer(HasHits[QueueHit]):
     why: str | None = None
     hits: tuple[QueueHit, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """One object; ``why`` only where it applies."""
         row: dict[str, Any] = {
             "topic": self.topic,
@@ -541,7 +532,7 @@ class LogTimeAnswer(HasHits[Hit]):
     why: str | None = None
     hits: tuple[Hit, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """One object; members that do not apply are left out."""
         row: dict[str, Any] = {
             "timestamp": self.timestamp,

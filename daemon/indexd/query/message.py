@@ -11,6 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +30,10 @@ _OFFSET_ID = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
 
 
 class HasHits(Generic[H]):
-    """An answer as the sequence of its hits: ``len(answer)``, ``for hit in answer``."""
+    """An answer as the sequence of its hits: ``len(answer)``, ``for hit in answer``.
+
+    ``to_dict`` of each has only what JSON has, each hit whole in ``hits``; members that do not apply are left out.
+    """
 
     __slots__ = ()
     hits: Sequence[H]
@@ -39,14 +43,6 @@ class HasHits(Generic[H]):
 
     def __iter__(self) -> Iterator[H]:
         return iter(self.hits)
-
-    def to_json(self) -> dict[str, Any]:
-        """One object with only what JSON has; members that do not apply are left out."""
-        raise NotImplementedError
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same: a dict, with each hit whole in ``hits``."""
-        return self.to_json()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +180,18 @@ def unpack_body(message: Message, most: int | None = None) -> Body:
 
     With ``most`` no more bytes than that are unpacked, and what there is behind them is cut off unseen.
     """
-    size_max = BODY_SIZE_MAX if most is None else min(most, BODY_SIZE_MAX)
     if not message.sys_flag & _FLAG_COMPRESSED:
         return Body(message.body, None, is_unpacked=False)
     kind = message.sys_flag >> 8 & 7
     compression = _COMPRESSION.get(kind, f"unknown ({kind})")
     if compression == "zlib":
-        unpacker = zlib.decompressobj()
-        try:
+        unpacker, size_max = zlib.decompressobj(), BODY_SIZE_MAX if most is None else most
+        with suppress(zlib.error):
             data = unpacker.decompress(message.body, size_max + 1)
-        except zlib.error:
-            return Body(message.body, compression, is_unpacked=False)
-        if len(data) > size_max and size_max < BODY_SIZE_MAX:
-            return Body(data[:size_max], compression, is_unpacked=True, is_cut=True)
-        if unpacker.eof and len(data) <= size_max:
-            return Body(data, compression, is_unpacked=True)
+            is_cut = len(data) > size_max
+            is_wanted = most is not None if is_cut else unpacker.eof
+            if is_wanted:
+                return Body(data[:size_max], compression, is_unpacked=True, is_cut=is_cut)
     return Body(message.body, compression, is_unpacked=False)
 
 

@@ -1,7 +1,7 @@
 """The questions that every surface asks, as models with names, bounds, defaults and help; and open_data, to ask them.
 
 The command line makes its commands and options from ``QUESTIONS``, HTTP its parameters, the docs their table; a new
-question is one more model in that list. ``ask`` answers any of them.
+question is one more model in that list.
 
 Annotations here are read when the module runs, to build the validators: no postponed annotations in this file.
 """
@@ -87,7 +87,10 @@ class Question(BaseModel):
     is_by_one: ClassVar[bool] = False
 
     def answer(self, index: Any) -> Any:
-        """What ``ask`` returns; ``index`` is a QueryIndex, or the log alone."""
+        """The answer; UsageError and CorruptDataError, DiskError for what cannot be read.
+
+        ``index`` is a QueryIndex; where none is needed, the log alone will do.
+        """
         raise NotImplementedError
 
 
@@ -223,11 +226,6 @@ class ByMessage(Question):
         return find_by_id(log, self.id or "") if self.offset is None else find_by_offset(log, self.offset)
 
 
-def ask(index: QueryIndex, question: Question) -> Any:
-    """The answer to any question; UsageError and CorruptDataError, DiskError for what cannot be read."""
-    return question.answer(index)
-
-
 def make_question(
     model: type[Q], given: Mapping[str, Any], called: Callable[[str], str] = str, *, typed: bool = False
 ) -> Q:
@@ -293,13 +291,11 @@ class Data:
     def at_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = "lower") -> QueueTimeAnswer:
         """The queue offset of a store time, as the broker's search finds it."""
         asked = self._made(ByTime, topic=topic, queue=queue_id, time=timestamp, boundary=boundary)
-        found: QueueTimeAnswer = ask(self._opened(), asked)
-        return found
+        return query_time(self._opened(), topic, queue_id, asked.time, boundary)
 
     def log_at_time(self, timestamp: int) -> LogTimeAnswer:
         """The first message in the log with that store time or a later one."""
-        found: LogTimeAnswer = ask(self._opened(), self._made(ByTime, time=timestamp))
-        return found
+        return query_log_time(self._opened(), self._made(ByTime, time=timestamp).time)
 
     def message(self, where: int | str) -> Message | NotFound:
         """One message, whole and checked by its CRCs: by physical offset, or by its offset message id in hex."""

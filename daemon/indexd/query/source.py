@@ -262,10 +262,10 @@ class QueryIndex:
         self.disk = disk
         self.files = DataFiles(config.store.data)
         self._frontier = frontier
-        self._state = Cached(disk, self.files.state, lambda: read_state(disk, self.files.state))
-        self._names = Cached(disk, self.files.index, self._list)
+        self._state = Cached(disk, [self.files.state], lambda: read_state(disk, self.files.state))
+        self._names = Cached(disk, [self.files.index], self._list)
         #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
-        self.largest_times: Cached[dict[int, int]] = Cached(disk, self.files.sparse, dict)
+        self.largest_times: Cached[dict[int, int]] = Cached(disk, [self.files.sparse], dict)
         self._open: dict[str, OpenIndexFile] = {}
         #: Grows whenever index files are opened or closed.
         self.files_opened = 0
@@ -400,14 +400,10 @@ def open_index(disk: Disk, config: Config) -> QueryIndex:
     UnsafeStoreError if the log is another one.
     """
     files = DataFiles(config.store.data)
-    frontier = Cached(disk, files.frontier, lambda: known_frontier(disk, files))
+    frontier = Cached(disk, [files.frontier], lambda: known_frontier(disk, files))
     check_as_built(config, frontier.get())
-    log = open_log(disk, config, frontier.get())
-    try:
+    with open_log(disk, config, frontier.get()) as log:  # a query opens its files again
         _check_same_store(config, frontier.get(), log)
-    except BaseException:
-        log.close()
-        raise
     return QueryIndex(disk, config, log, frontier)
 
 
@@ -474,31 +470,24 @@ NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so
 
 
 def open_queue(index: QueryIndex, look: IndexSnapshot, topic: str, queue_id: int) -> ConsumeQueueReader | None:
-    """The queue, its minimum corrected to where the log begins; None if there is none. UsageError without any queue."""
+    """The queue; None if there is none. UsageError without any queue."""
     queues = look.frontier.queues_mark
     if queues is None:
         raise UsageError(
             f"{index.files.data} holds no ConsumeQueues", "run the daemon with consume_queue = true to have them built"
         )
     root, size, mark = index.files.consumequeue, queues.file_size, index.queue_mark(look, topic, queue_id)
-    queue: ConsumeQueueReader | None = None
     if mark is not None:
-        queue = ConsumeQueueReader.of_mark(index.disk, root, mark, size, look.published)
-    elif look.published is not None and is_topic_name(topic):
-        queue = ConsumeQueueReader.of_new(index.disk, root, topic, queue_id, size, look.published)
-    if queue is not None:
-        try:
-            queue.correct_min_offset(look.coverage.log_begin or 0)
-        except BaseException:
-            queue.close()
-            raise
-    return queue
+        return ConsumeQueueReader.of_mark(index.disk, root, mark, size, look.published)
+    if look.published is None or not is_topic_name(topic):
+        return None
+    return ConsumeQueueReader.of_new(index.disk, root, topic, queue_id, size, look.published)
 
 
 def with_queue(
     index: QueryIndex, topic: str, queue_id: int, answer: Callable[[IndexSnapshot, ConsumeQueueReader | None], T]
 ) -> T:
-    """What ``answer`` makes of a queue, None where there is none.
+    """What ``answer`` makes of a queue, its minimum corrected to where the log begins; None where there is none.
 
     The queue's oldest file may be removed between two calls, which a second look knows. CorruptDataError where a file
     is still missing then.
@@ -506,6 +495,8 @@ def with_queue(
     for _ in range(2):
         look = index.look()
         with MissingOk(), open_queue(index, look, topic, queue_id) or nullcontext() as queue:
+            if queue is not None:
+                queue.correct_min_offset(look.coverage.log_begin or 0)
             return answer(look, queue)
     raise CorruptDataError(f"a file of {queue_directory(index.files.consumequeue, topic, queue_id)} is missing")
 

@@ -23,8 +23,7 @@ from indexd.commitlog.format import Corrupt, Reason
 from indexd.commitlog.kernel import Rules
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions, Skipped
-from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import LogLimit
+from indexd.commitlog.segments import NOBODY, LogLimit, list_segments
 from indexd.compare.log import Comparison
 from indexd.compare.secondary import QueueComparison
 from indexd.config import Config
@@ -159,7 +158,7 @@ def open_data(
     unclean: bool,
     forced: bool = False,
     damage: Damage = NO_DAMAGE,
-    log_limit: LogLimit | None = None,
+    log_limit: LogLimit = NOBODY,
 ) -> Opened:
     """Recover if need be, mend ``damage``, and open; the caller holds the lock and has written the abort flag.
 
@@ -225,7 +224,7 @@ class _Opening:
         #: What is true after the recovery, and building goes on from.
         self.base = self.known
 
-    def plan(self, log_limit: LogLimit | None) -> RecoveryPlan:
+    def plan(self, log_limit: LogLimit) -> RecoveryPlan:
         """What is to be done to the key index."""
         found = look(
             self._disk, self.files, self.frontier,
@@ -233,7 +232,7 @@ class _Opening:
         )  # fmt: skip
         plan, known = plan_recovery(found, forced=self._is_forced), self.known
         # What the broker does not know of the messages that nobody could be asked about is read again.
-        if known.unproven_from is not None and plan.phy_offset is not None and log_limit is not None:
+        if known.unproven_from is not None and plan.phy_offset is not None:
             vouched = log_limit.ask(known.phy_offset)
             if vouched is not None and vouched < known.phy_offset:
                 cut = known.unproven_from

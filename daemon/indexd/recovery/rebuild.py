@@ -16,8 +16,7 @@ from pathlib import Path
 
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader
-from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import LogLimit
+from indexd.commitlog.segments import NOBODY, LogLimit, list_segments
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.dispatch.reput import Item
@@ -58,7 +57,7 @@ class Rebuilt:
 
 
 def rebuild(
-    config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None], log_limit: LogLimit | None = None
+    config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None], log_limit: LogLimit = NOBODY
 ) -> Rebuilt:
     """Build ``out`` from the store; ``on_progress`` gets (bytes done, bytes in all) from the building thread.
 

@@ -41,7 +41,7 @@ from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.format import EndOfFile
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader
-from indexd.commitlog.segments import list_segments, log_end
+from indexd.commitlog.segments import LogLimit, list_segments, log_end
 from indexd.config import Config
 from indexd.config.load import writes_index
 from indexd.config.serving import is_peer, split_address
@@ -196,7 +196,7 @@ def lock_of(config: Config) -> BrokerLock:
     return look_at_lock(store / "lock")
 
 
-class BrokerLimit:
+class BrokerLimit(LogLimit):
     """How far the log goes, by the broker. ``ask`` is for the reader's thread, ``refresh`` for who watches the broker.
 
     ``bounds``: nothing behind ``offset`` is believed; else the broker is asked about suspects alone.

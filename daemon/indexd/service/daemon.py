@@ -377,7 +377,7 @@ class Daemon:
 
     def _apply_config(self) -> None:
         config = self._instance.config
-        self.reader.set_options(reader_options(config))
+        self.reader.options = reader_options(config)
         self._board.disk_used_max = config.limits.disk_used_max
         self._watermark = DiskWatermark(config.store.data, config.limits.disk_used_max)
         self._throttle.set_bounds(rate_max=config.limits.read_rate_max, memory_max=config.limits.memory_max)

@@ -15,8 +15,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from indexd import __version__
-from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import LogLimit
+from indexd.commitlog.segments import NOBODY, LogLimit, list_segments
 from indexd.config import Config
 from indexd.config.compiled import needs_compiling
 from indexd.errors import (
@@ -144,7 +143,7 @@ def open_for_run(
     *,
     forced: bool = False,
     damage: Damage = NO_DAMAGE,
-    log_limit: LogLimit | None = None,
+    log_limit: LogLimit = NOBODY,
 ) -> Opened:
     """Open the data directory with the abort flag up, mend ``damage``, and log what was found and done."""
     config, disk, files, board = instance.config, instance.disk, instance.files, instance.board
@@ -235,7 +234,7 @@ def recover_now(config: Config) -> dict[str, Any]:
         with closing(BrokerLimit(config, disk)) as limit:
             opened = open_for_run(instance, forced=True, log_limit=limit)
             reader, pipeline, progress = opened.reader, opened.pipeline, RecoveryProgress(instance)
-            reader.set_options(replace(once(reader_options(config)), take_older=True))
+            reader.options = replace(once(reader_options(config)), take_older=True)
             reader.log_limit = limit
             log_left, begin, messages = WholeLog(reader), reader.position, pipeline.built.messages
             try:

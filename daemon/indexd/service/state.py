@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from indexd.commitlog.batcher import UNREADABLE_TIMESTAMP
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
 from indexd.consumequeue.format import UNIT_SIZE, QueuesMark, file_name, queue_directory
 from indexd.dispatch.reput import DispatchQueue, Item, ReputState, oldest_timestamp
 from indexd.errors import DiskError, DisturbedError, IndexdError

@@ -143,13 +143,13 @@ def key_answer(data: Data, answer: Answer, bodies: Bodies) -> tuple[bytes, str]:
     why = answer.why
     if not answer.hits and why is None:  # the broker's own answer never says
         why = ABSENT if answer.coverage.complete else "the broker's answer: absent from what is indexed"
-    row = _KEY_DEFAULTS | answer.to_json()
+    row = _KEY_DEFAULTS | answer.to_dict()
     return _answered(row, why, answer.coverage, messages=bodies.rows(data, row["hits"]))
 
 
 def queue_answer(data: Data, answer: OffsetAnswer, bodies: Bodies) -> tuple[bytes, str]:
     """The same for a query by queue offset."""
-    row = {"expired": 0} | answer.to_json()
+    row = {"expired": 0} | answer.to_dict()
     rows = [
         shown | {"tagsCode": hit.unit.tags_code, "problem": hit.problem}
         for shown, hit in zip(row["hits"], answer.hits, strict=True)
@@ -158,8 +158,8 @@ def queue_answer(data: Data, answer: OffsetAnswer, bodies: Bodies) -> tuple[byte
 
 
 def plain_answer(_: Data, answer: Any, __: Bodies) -> tuple[bytes, str]:
-    """The same for any other question: what its ``to_json`` says."""
-    row = answer.to_json()
+    """The same for any other question: what its ``to_dict`` says."""
+    row = answer.to_dict()
     return _answered(row, row.get("why"), answer.coverage, NUMBERS)
 
 

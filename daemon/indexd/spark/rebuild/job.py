@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from indexd import __version__
+from indexd.commitlog.batcher import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, TailState
+from indexd.commitlog.format import STAMPED_SIZE
 from indexd.commitlog.lookup import Evidence, FrameReader, thinned
-from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, TailState, ask_what_stands
+from indexd.commitlog.segments import NOBODY, LogLimit, list_segments
 from indexd.config import Config
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError
@@ -52,6 +53,8 @@ from indexd.storage.names import DataFiles, next_index_name
 MANIFEST = "manifest.json"
 # As the daemon has it: the first frame of so many segments is kept, however close they lie.
 _SEGMENTS_NOTED = 64
+# Between two looks whether the broker has answered.
+_PAUSE = 0.002
 RunTasks = Callable[..., list[Any]]
 """tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
 
@@ -290,7 +293,7 @@ def rebuild(
     on_progress: Callable[[int, int], None],
     *,
     slots: int,
-    log_limit: LogLimit | None = None,
+    log_limit: LogLimit = NOBODY,
 ) -> tuple[Rebuilt, int]:
     """Build ``out`` from the store, which ``disk`` reads; ``on_progress`` gets (bytes done, bytes in all).
 
@@ -323,7 +326,7 @@ class _Rebuild:
         files: DataFiles,
         run_tasks: RunTasks,
         on_progress: Callable[[int, int], None],
-        log_limit: LogLimit | None,
+        log_limit: LogLimit,
     ) -> None:
         self._config, self._disk, self._store, self._log_limit = config, disk, store, log_limit
         self._files, self._run_tasks, self._on_progress = files, run_tasks, on_progress
@@ -387,7 +390,7 @@ class _Rebuild:
             problem = error
         is_unproven = stand_behind(runs, self._config.store.segment_size).unproven_from is not None
         # Where the log ends in what the broker alone knows.
-        if self._log_limit is not None and (problem or is_unproven or (runs and runs[-1].unreadable is not None)):
+        if problem or is_unproven or (runs and runs[-1].unreadable is not None):
             self._vouched = self._log_limit.ask(end)
             if self._vouched is not None and self._vouched < end:
                 splits = [split for split in splits if split.end <= self._vouched]
@@ -406,11 +409,17 @@ class _Rebuild:
         return runs
 
     def _stale_head(self, end: int) -> bytes | None:
-        if self._log_limit is None or self._vouched != end:
+        if self._vouched != end:
             return None
-        directories, segment_size = self._config.store.commit_log_directories, self._config.store.segment_size
-        with FrameReader(self._disk, list_segments(self._disk, directories, segment_size)) as frames:
-            return ask_what_stands(self._log_limit, frames, end)
+        store = self._config.store
+        log = list_segments(self._disk, store.commit_log_directories, store.segment_size)
+        with FrameReader(self._disk, log) as frames:
+            head = frames.read(end, end + STAMPED_SIZE)
+        while head and self._log_limit.ask(end, head) == end:
+            if self._log_limit.ends_at(end, head):
+                return head
+            time.sleep(_PAUSE)
+        return None
 
     def _stage_two(self, runs: Sequence[Run], attempts: Path, parts: int) -> tuple[dict[str, Any], int]:
         # What each output holds, by its name in the frontier, and how many messages were left out.

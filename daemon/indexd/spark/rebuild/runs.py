@@ -24,14 +24,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch, TopicTable
+from indexd.commitlog.batcher import AT_FIRST, NEVER, DispatchBatch, TailState, TopicTable, tail_state
 from indexd.commitlog.decoder import decode_utf8
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.kernel import Columns
 from indexd.commitlog.lookup import Evidence
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import AT_FIRST, NEVER, TailState, stand_of
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError
 from indexd.flush.pipeline import LogChangeDetector
@@ -137,7 +136,7 @@ def _columns_of(run: Run, batch: DispatchBatch, config: Config, table: int) -> d
     counts, hashes = np.where(is_skipped, 0, counts), hashes[~np.repeat(is_skipped, counts)]
     if run.first_offset is None:
         run.first_offset = batch.begin_offset
-    found = stand_of(columns.store_timestamp[:rows], columns.phy_offset[:rows])
+    found = tail_state(columns.store_timestamp[:rows], columns.phy_offset[:rows])
     run.stand = run.stand.after(batch.begin_offset, found)
     run.last_timestamp = batch.last_store_timestamp
     run.store_timestamp = batch.last_store_timestamp or run.store_timestamp
