@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
+from indexd.query import KeyQuery
 from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
 
 if TYPE_CHECKING:
@@ -165,20 +166,8 @@ def logs(max_size: int = 40, malformed: bool = True) -> st.SearchStrategy[list[S
     return st.lists(messages(malformed), max_size=max_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One query by key: times inclusive, epoch ms; ``index_type`` None, K, U or T."""
-
-    topic: str
-    key: str
-    max_num: int
-    begin: int
-    end: int
-    index_type: str | None
-
-
 @st.composite
-def queries(draw: st.DrawFn, samples: Sequence[Sample]) -> Query:
+def queries(draw: st.DrawFn, samples: Sequence[Sample]) -> KeyQuery:
     """A query that mostly meets what ``samples`` hold: their topics, keys and times; from 0 and to the end of time."""
     sample = draw(st.sampled_from(samples)) if samples else Sample(FrameSpec("T"))
     held = sample.spec.properties
@@ -186,7 +175,7 @@ def queries(draw: st.DrawFn, samples: Sequence[Sample]) -> Query:
     times = sorted(draw(st.tuples(store_timestamps(), store_timestamps())))
     if draw(st.booleans()):
         times = [0, 2**63 - 1]
-    return Query(
+    return KeyQuery(
         topic=sample.spec.topic if draw(st.integers(0, 5)) else draw(topics()),
         key=draw(st.one_of(st.sampled_from(keys), pieces())),
         max_num=draw(st.sampled_from([0, 1, 2, 64, 200])),

@@ -62,8 +62,10 @@ def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return unpack(request.param, tmp_path_factory.mktemp("golden"))
 
 
-def decode(data: bytes, phy_offset: int = 0) -> Message:
-    found = decode_frame(data, 0, phy_offset, 1 << 50, DecoderOptions(DELAYS, FRAME_SIZE_MAX))
+def decode(data: bytes, phy_offset: int = 0, base: int | None = None) -> Message:
+    """The message at ``phy_offset``; ``data`` begins there, or at ``base``."""
+    position = 0 if base is None else phy_offset - base
+    found = decode_frame(data, position, phy_offset, 1 << 50, DecoderOptions(DELAYS, FRAME_SIZE_MAX))
     assert isinstance(found, Message), found
     return found
 
@@ -90,28 +92,24 @@ def expected(row: dict[str, Any], flavour: str) -> DispatchRequest:
 def test_golden_frames_one_by_one(golden: Golden) -> None:
     segments = {int(path.name): path.read_bytes() for path in golden.segments()}
     for row in golden.messages()[:: 1 if JIT else 100]:
-        offset = row["phyOffset"]
-        base = offset - offset % golden.segment_size
-        data = segments[base][offset - base : offset - base + row["size"]]
-        found = by_kernel(Stretch.of(data, offset, base + golden.segment_size))
-        assert found.requests == (expected(row, "5.4"),)
-        message = decode(data, offset)
-        assert request_of(message, FLAVOURS["5.4"]) == found.requests[0]
+        base = row["phyOffset"] // golden.segment_size * golden.segment_size
+        message = decode(segments[base], row["phyOffset"], base)
+        assert request_of(message, FLAVOURS["5.4"]) == expected(row, "5.4")
         assert message.prepared_transaction_offset == row["preparedTransactionOffset"]
         texts = (message.uniq_key, message.tags, message.properties.get("KEYS"))
         assert texts == (row["uniqKey"], row["tags"], row["keys"] or None)
 
 
-@pytest.mark.skipif(not JIT, reason="takes too long interpreted; the test above reads samples then")
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS if JIT else ["5.4"])
 def test_golden_segments_as_rocketmq_reads_them(golden: Golden, flavour: str) -> None:
     read: list[DispatchRequest] = []
-    for path in golden.segments():
-        base = int(path.name)
-        found = by_kernel(Stretch.of(path.read_bytes(), base, base + golden.segment_size), flavour, rows_max=1000)
+    for path in golden.segments() if JIT else golden.segments()[:1]:
+        data, base = path.read_bytes() if JIT else path.read_bytes()[:20_000], int(path.name)
+        found = by_kernel(Stretch.of(data, base, base + golden.segment_size), flavour, rows_max=1000)
         assert found.outcome in (Outcome.END_OF_FILE, Outcome.NOT_YET_WRITTEN)
         read += found.requests
-    assert read == [expected(row, flavour) for row in golden.messages()]
+    rows = golden.messages()
+    assert read == [expected(row, flavour) for row in (rows if JIT else rows[: len(read)])]
 
 
 # --- what anyone could write ---
