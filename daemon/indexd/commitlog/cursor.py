@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import NEVER, Batcher, DecodeResult, DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, HEAD_SIZE, STAMPED_SIZE, Outcome
 from indexd.commitlog.kernel import Rules, find_frame, is_enclosed, store_timestamp_at, walk_heads
-from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, first_written, list_segments
+from indexd.commitlog.segments import NO_SEGMENT, SegmentList, WrittenEnd, first_written, list_segments
 from indexd.errors import DiskError, MissingOk
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
@@ -55,7 +55,8 @@ class SegmentCursor:
         self._written_end = WrittenEnd()
         self._pages: ReadPages | None = None
         self.log = SegmentList()
-        self.segment: Segment | None = None
+        #: The one that is open.
+        self.segment = NO_SEGMENT
         self.buffer: NDArray[np.uint8] = np.empty(read_size, dtype=np.uint8)
 
     def refresh(self) -> None:
@@ -67,21 +68,15 @@ class SegmentCursor:
 
         One that has expired is none of these: it can still be read to its end.
         """
-        if self.segment is None or self.segment.base < (self.log.min_offset or 0):
+        if self.segment is NO_SEGMENT or self.segment.base < (self.log.min_offset or 0):
             return False
         with MissingOk():
             return self._disk.stamp(self._file.path).inode != self._file.stamp().inode
         return True
 
-    @property
-    def opened(self) -> Segment:
-        """The segment that is open, as it must be."""
-        assert self.segment is not None
-        return self.segment
-
     def holds(self, offset: int) -> bool:
         """Whether the open segment holds ``offset``."""
-        return self.segment is not None and self.segment.base <= offset < self.segment.end
+        return self.segment.base <= offset < self.segment.end
 
     def open(self, offset: int) -> bool:
         """Open the segment that holds ``offset``; False if there is none, or if it expired just now."""
@@ -99,7 +94,7 @@ class SegmentCursor:
 
     def next_total_size(self) -> int:
         """The total size that the first frame of the next segment claims; 0 where it holds nothing or is not there."""
-        later = self.log.at(self.opened.end)
+        later = self.log.at(self.segment.end)
         if later is not None:
             with MissingOk(), self._disk.open_read(later.path) as file:
                 return int.from_bytes(file.pread(4, 0), "big")
@@ -111,7 +106,7 @@ class SegmentCursor:
         A broker prepares one or two segments ahead, and a damaged disk may have blanked several, or the begin of one:
         all are looked at, with ``anywhere`` to their ends.
         """
-        for later in self.log.after(self.opened.end):
+        for later in self.log.after(self.segment.end):
             with MissingOk(), self._disk.open_read(later.path) as file:
                 if any(file.pread(BLANK_SIZE, 0)) or (anywhere and first_written(file, later, later.base) > later.base):
                     return True
@@ -119,18 +114,18 @@ class SegmentCursor:
 
     def fill(self, offset: int, size: int) -> int:
         """Fill the buffer from ``offset`` on with at most ``size`` bytes of the open segment; how many there are."""
-        size = min(size, self.opened.end - offset)
+        size = min(size, self.segment.end - offset)
         if size > len(self.buffer):
             self.buffer = np.empty(size, dtype=np.uint8)
         return self.read_into(self.buffer[:size], offset)
 
     def read_into(self, target: NDArray[np.uint8], offset: int) -> int:
         """Read bytes of the open segment somewhere else; how many there are."""
-        return self._file.pread_into(target.data, offset - self.opened.base)
+        return self._file.pread_into(target.data, offset - self.segment.base)
 
     def is_written(self, offset: int) -> bool:
         """Whether anything but zeros stands at ``offset`` in the open segment or behind it."""
-        return self._written_end.of(self._file, self.opened, offset) > offset
+        return self._written_end.of(self._file, self.segment, offset) > offset
 
     def decode(
         self,
@@ -148,7 +143,7 @@ class SegmentCursor:
         """
         while True:
             limit = self.fill(offset, size)
-            found = batcher.decode(self.buffer, limit, offset, self.opened.end, rules, sum_up=sum_up)
+            found = batcher.decode(self.buffer, limit, offset, self.segment.end, rules, sum_up=sum_up)
             is_cut = found.batch is None and found.outcome is Outcome.NOT_YET_WRITTEN and found.total > limit
             if not is_cut or found.total == size or (largest is not None and found.total > largest):
                 return limit, found
@@ -161,7 +156,7 @@ class SegmentCursor:
         an older and longer log has left behind. None if the open segment has none.
         """
         offset = begin + 1
-        while offset < self.opened.end:
+        while offset < self.segment.end:
             limit = self.fill(offset, window)
             at = int(find_frame(self.buffer, _U64(0), _U64(limit), _U64(offset)))
             if at >= limit:
@@ -177,21 +172,21 @@ class SegmentCursor:
 
     def spare_pages(self) -> None:
         """Give page cache back from now on, if the open segment is so old that this is wanted; before it is read."""
-        if self._drop_behind is not None and self.opened.end + self._drop_behind <= self.log.segments[-1].end:
-            self._pages = ReadPages(self._file, self.opened.size)
+        if self._drop_behind is not None and self.segment.end + self._drop_behind <= self.log.segments[-1].end:
+            self._pages = ReadPages(self._file, self.segment.size)
 
     def give_back(self, until: int) -> int:
         """Everything of the open segment before ``until`` was read; the bytes of page cache given back now."""
-        if self._pages is None or self.segment is None:
+        if self._pages is None:
             return 0
         return self._pages.give_back(until - self.segment.base, is_last=until >= self.segment.end)
 
     def close(self) -> None:
         """Close the open segment; what was read of it ahead, by the kernel or by us, is given back, too."""
-        if self.segment is not None:
+        if self.segment is not NO_SEGMENT:
             self.give_back(self.segment.end)
             self._file.close()
-        self._pages = self.segment = None
+        self._pages, self.segment = None, NO_SEGMENT
 
 
 # How much is searched for a head: longer than most frames. A longer frame there costs a second read, nothing else.
@@ -244,8 +239,8 @@ class ReadAhead:
     def _find_range(self, position: int) -> tuple[int, int] | None:
         # How many bytes from there on end at a head, and its store time; None where none is seen in time before the
         # segment ends.
-        segment, begin = self._cursor.segment, position + self._read_size - _PROBE_SIZE
-        if segment is None or begin + _PROBE_SIZE > segment.end:
+        begin = position + self._read_size - _PROBE_SIZE
+        if begin + _PROBE_SIZE > self._cursor.segment.end:
             return None
         count = self._cursor.read_into(self._probe, begin)
         at = int(find_frame(self._probe, _U64(0), _U64(count), _U64(begin)))
@@ -258,7 +253,7 @@ class ReadAhead:
         try:
             if self._cursor.read_into(buffer[:size], begin) != size:
                 return None
-            batch = batcher.decode(buffer, size, begin, self._cursor.opened.end, rules, sum_up=sum_up).batch
+            batch = batcher.decode(buffer, size, begin, self._cursor.segment.end, rules, sum_up=sum_up).batch
         finally:
             self._tools.put(tools)
         # Times that never fall up to the head's: no frame of it is of an older log.
@@ -293,7 +288,7 @@ class SplitPoints(SegmentCursor):
 
     def is_in_use(self, offset: int) -> bool:
         """Whether the segment that holds ``offset`` is there and holds anything: a broker makes one ahead."""
-        return self._open(offset) and any(self.buffer[: self.fill(self.opened.base, 8)])
+        return self._open(offset) and any(self.buffer[: self.fill(self.segment.base, 8)])
 
     def at(self, offset: int, known: int) -> int | None:
         """Where the first message at or behind ``offset`` begins, in the segment that holds it.
@@ -317,13 +312,13 @@ class SplitPoints(SegmentCursor):
         return self.holds(offset)
 
     def _is_enclosed(self, offset: int) -> bool:
-        begin = max(offset - int(self._rules.frame_size_max), self.opened.base)
+        begin = max(offset - int(self._rules.frame_size_max), self.segment.base)
         while begin < offset:
             # Heads that straddle two windows are seen in the second.
             limit = self.fill(begin, min(self._window, offset - begin))
             if limit == 0:
-                raise DiskError("read", self.opened.path, OSError("it is shorter than it was"))
-            if is_enclosed(self.buffer, _U64(limit), _U64(begin), _U64(self.opened.end), _U64(offset)):
+                raise DiskError("read", self.segment.path, OSError("it is shorter than it was"))
+            if is_enclosed(self.buffer, _U64(limit), _U64(begin), _U64(self.segment.end), _U64(offset)):
                 return True
             begin += limit if begin + limit >= offset else max(limit - HEAD_SIZE, 1)
         return False
@@ -340,6 +335,6 @@ class SplitPoints(SegmentCursor):
     def _step(self, known: int, size: int, offset: int) -> int | None:
         # Along the heads of so many bytes; None if none follows.
         limit = self.fill(known, size)
-        end, largest = _U64(self.opened.end), self._rules.frame_size_max
+        end, largest = _U64(self.segment.end), self._rules.frame_size_max
         taken, goes_on = walk_heads(self.buffer, _U64(limit), _U64(known), end, largest, _U64(offset))
         return known + int(taken) if goes_on and int(taken) else None

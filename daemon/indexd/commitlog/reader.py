@@ -163,8 +163,7 @@ class LogReader:
         position: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        sizes = options.segment_size, options.read_size, options.drop_behind
-        self._cursor = SegmentCursor(disk, directories, *sizes)
+        self._cursor = SegmentCursor(disk, directories, options.segment_size, options.read_size, options.drop_behind)
         self._checked_rules = rules._replace(check_crc=True)
         self._fast_rules = rules._replace(check_crc=False)
         #: May be replaced by others; the segment size must stay.
@@ -233,7 +232,7 @@ class LogReader:
                 self._cursor.spare_pages()
         limit = self._limit()
         self._vouched_until = limit or 0
-        if limit is None or limit >= self._cursor.opened.end:
+        if limit is None or limit >= self._cursor.segment.end:
             return self._read_closed() if self._is_closed else self._read_tail(limit)
         return self._read_tail(limit) if self.position < limit else self._stay()
 
@@ -336,7 +335,7 @@ class LogReader:
         """Go on behind what cannot be read: at the next proven frame or segment, at ``until`` at the latest."""
         if self._cursor.holds(self.position):
             found = self._next_proven(NEVER)
-            begin = self._cursor.opened.end if found is None else found
+            begin = self._cursor.segment.end if found is None else found
         else:
             begin = next((later.base for later in self.log.after(self.position)), until)
         self.position = min(begin, until)
@@ -363,7 +362,7 @@ class LogReader:
         head = read_head(self._head_here())
         if head is None:  # so few bytes are left that no frame ended there
             return False
-        is_blank = head.magic == MAGIC_BLANK and head.size == self._cursor.opened.end - self.position
+        is_blank = head.magic == MAGIC_BLANK and head.size == self._cursor.segment.end - self.position
         is_known = head.magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK) and not is_blank
         return head.size == end - self.position or head.phy_offset == self.position or is_known
 
@@ -376,14 +375,14 @@ class LogReader:
 
     def _take_new(self, batch: DispatchBatch) -> DispatchBatch | NotYetWritten:
         """Take as much of a batch of the segment being written as is the log's: about suspects the broker is asked."""
-        if (batch.begin_offset if self._taken_until is None else self._taken_until) <= self._cursor.opened.base:
+        if (batch.begin_offset if self._taken_until is None else self._taken_until) <= self._cursor.segment.base:
             # A segment behind another is begun when that is over.
             self.newest_timestamp, self.unproven_from = self.last_timestamp, None
         times, offsets = batch.columns.store_timestamp[: batch.rows], batch.columns.phy_offset[: batch.rows]
         first = first_older(times, self.newest_timestamp)
         if first is None or batch.end_offset <= self._vouched_until:
             return self._take_proven(batch)
-        if first:
+        if first and self.log_limit is not NOBODY:
             return self._take_proven(before(batch, int(offsets[first])))
         vouched = self.log_limit.ask(self.position, self._head_here())
         if vouched is not None and vouched >= batch.end_offset:
@@ -433,10 +432,10 @@ class LogReader:
         return replace(batch, unproven_from=self.unproven_from, newest_timestamp=self.newest_timestamp)
 
     def _read_closed(self) -> Poll:
-        checked = self.options.verify_crc or self._cursor.opened.end <= self.check_until
+        checked = self.options.verify_crc or self._cursor.segment.end <= self.check_until
         rules = self._checked_rules if checked else self._fast_rules
         # What the broker writes anew while it waits to be built is told by the sum of its bytes alone.
-        sum_up = self.options.check_tail and self._cursor.opened in self.log.segments[-_SUMMED_SEGMENTS:]
+        sum_up = self.options.check_tail and self._cursor.segment in self.log.segments[-_SUMMED_SEGMENTS:]
         is_behind = self._tail_size >= self.options.read_size
         batch = self._ahead.take(self.position, rules, sum_up=sum_up) if is_behind else None
         if batch is not None:
@@ -452,7 +451,7 @@ class LogReader:
 
     def _read_tail(self, vouched: int | None = None) -> Poll:
         if vouched is not None:
-            self._complete_until = min(vouched, self._cursor.opened.end)
+            self._complete_until = min(vouched, self._cursor.segment.end)
         rules = self._checked_rules if self.options.check_tail or self.options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
             is_behind = self._tail_size >= self.options.read_size and not self.is_undecided
@@ -461,7 +460,7 @@ class LogReader:
                 return self._take_new(batch)
             size = min(self._tail_size, self.options.read_size)
             limit = self._cursor.fill(self.position, size)
-            end, largest = _U64(self._cursor.opened.end), self._checked_rules.frame_size_max
+            end, largest = _U64(self._cursor.segment.end), self._checked_rules.frame_size_max
             head = int(last_head(self._cursor.buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
             if head == 0:
                 return self._read_newest(size)
@@ -508,11 +507,11 @@ class LogReader:
     def _hides_frames(self) -> bool:
         # A broker ends a segment where the next message has no room. Where that has room, and frames stand behind the
         # blank record, it is none of the broker's; else they are what a longer log that was cut has left.
-        room = self._cursor.opened.end - self.position - BLANK_SIZE
+        room = self._cursor.segment.end - self.position - BLANK_SIZE
         return 0 < self._cursor.next_total_size() <= room and self._next_proven(NEVER) is not None
 
     def _end_of_segment(self) -> Poll:
-        self.position = self._cursor.opened.end
+        self.position = self._cursor.segment.end
         self.counters.dropped_bytes += self._cursor.give_back(self.position)
         self._settling.clear()
         self.close()
@@ -540,7 +539,7 @@ class LogReader:
         return self._stay() if is_end else self._meet_corrupt(reason)
 
     def _meet_corrupt(self, reason: Reason) -> Corrupt | Skipped:
-        path = self._cursor.opened.path
+        path = self._cursor.segment.path
         if reason is Reason.DLEDGER:
             raise UnsafeStoreError(
                 f"{path} is a DLedger log, which is not read",
@@ -548,7 +547,7 @@ class LogReader:
             )
         target = self._next_of_log() if self.options.skip_corrupt else None
         if target is None and self.options.skip_corrupt and self._is_closed:
-            target = self._cursor.opened.end
+            target = self._cursor.segment.end
         if target is None:
             return Corrupt(self.position, reason.text, path)
         if not self._is_closed:
@@ -564,7 +563,7 @@ class LogReader:
         if self.is_undecided and not self._settling.is_frame:
             return True
         behind = self.position + size
-        if not (is_due or self.options.take_older) or behind >= self._cursor.opened.end:
+        if not (is_due or self.options.take_older) or behind >= self._cursor.segment.end:
             return False
         is_written = self._cursor.is_written(behind)
         return is_written and (not self.options.take_older or self._next_of_log() is not None)

@@ -35,6 +35,10 @@ class Segment:
         return self.base + self.size
 
 
+#: It holds no offset at all.
+NO_SEGMENT = Segment(0, 0, Path())
+
+
 class LogLimit:
     """Who can be asked how far the log goes: a broker. Of this one nothing is known, and the bytes alone decide.
 

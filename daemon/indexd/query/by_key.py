@@ -28,7 +28,7 @@ from indexd.index.format import (
 from indexd.index.reader import IndexFileReader
 from indexd.query.by_queue_and_time import time_bound
 from indexd.query.message import TIME_MAX, HasHits, Hit
-from indexd.query.source import ABSENT, ABSENT_BEFORE, Coverage, IndexSnapshot, QueryIndex, why_empty
+from indexd.query.source import ABSENT, ABSENT_BEFORE, NEVER_INDEXED, Coverage, IndexSnapshot, QueryIndex, why_empty
 
 _DIFF_MAX = 2**31 - 1
 #: Behind every physical offset.
@@ -251,7 +251,7 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
     if not hits and truncated != f"max {query.max_num}":
         # What a page leaves open is before its cursor: what came behind it, indexed or not, is none of it.
         open_to = coverage if query.before is None else coverage.up_to(query.before)
-        why = why_empty(open_to, expired=expired, unreadable=unreadable, never_indexed=not is_indexed)
+        why = why_empty(open_to, expired=expired, unreadable=unreadable) if is_indexed else NEVER_INDEXED
         if why == ABSENT and query.before is not None:
             why = ABSENT_BEFORE
     return Answer(query, tuple(hits), coverage, truncated, expired, unreadable, why, cursor=cursor)

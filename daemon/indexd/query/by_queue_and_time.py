@@ -307,9 +307,9 @@ def query_time(
         if not low <= offset < high:
             return replace(found, why=why_no_hits(coverage, queue, offset))
         unit = queue.unit(offset)
-        time = index.log.store_timestamp(unit.phy_offset)
-        hit = queue_hit(unit, index.log.at(unit.phy_offset), topic, queue_id, offset)
-        known = None if time == _UNKNOWN else time
+        message = index.log.at(unit.phy_offset)
+        known = message.store_timestamp if isinstance(message, Message) else None
+        hit = queue_hit(unit, message, topic, queue_id, offset)
         return replace(found, phy_offset=unit.phy_offset, store_timestamp=known, hits=(hit,))
 
     return with_queue(index, topic, queue_id, answer)
@@ -356,7 +356,10 @@ def _search(
         if found < 0:
             return 0
         if found == timestamp:
-            return _outermost(time, middle, timestamp, floor, ceiling, is_lower)
+            step = -1 if is_lower else 1
+            while floor <= middle + step <= ceiling and time(middle + step) == timestamp:
+                middle += step
+            return middle
         if found > timestamp:
             high, right = middle - 1, middle
         else:
@@ -367,28 +370,12 @@ def _search(
 
 
 def _choose_file(queue: ConsumeQueueReader, time: Callable[[int], int], timestamp: int, is_lower: bool) -> int | None:
-    files = range(queue.first_offset, queue.max_offset, queue.file_units)
-    if is_lower:
-        older = files[:-1]
-        first = next((start for start in older if _known(time(start + queue.file_units - 1)) >= timestamp), None)
-        return first if first is not None or not files else files[-1]
-    for start in reversed(files):
-        first = _known(time(start)) if start < queue.max_offset else _UNKNOWN
-        if first <= timestamp:
-            return start
-    return None
-
-
-def _known(time: int) -> int:
     # The broker keeps the times of a file's ends, and no time that is not above 0.
-    return time if time > 0 else _UNKNOWN
-
-
-def _outermost(time: Callable[[int], int], hit: int, timestamp: int, floor: int, ceiling: int, is_lower: bool) -> int:
-    step = -1 if is_lower else 1
-    while floor <= hit + step <= ceiling and time(hit + step) == timestamp:
-        hit += step
-    return hit
+    files, size = range(queue.first_offset, queue.max_offset, queue.file_units), queue.file_units
+    if is_lower:
+        ends = ((start, time(start + size - 1)) for start in files[:-1])
+        return next((start for start, end in ends if 0 < end >= timestamp), files[-1] if files else None)
+    return next((start for start in files[::-1] if start >= queue.max_offset or time(start) <= timestamp), None)
 
 
 class FrameScan:

@@ -165,10 +165,8 @@ def _why_no_message(log: LogView, phy_offset: int, found: Decoded) -> str | None
     return found.reason if isinstance(found, Corrupt) else Reason.CUT_OFF.text
 
 
-def why_empty(coverage: Coverage, *, expired: int, unreadable: int, never_indexed: bool = False) -> str:
+def why_empty(coverage: Coverage, *, expired: int, unreadable: int) -> str:
     """What an answer without hits leaves open, ``absent`` if nothing; several reasons are joined by ``; ``."""
-    if never_indexed:
-        return NEVER_INDEXED
     reasons = [EXPIRED] * bool(expired) + [UNREADABLE] * bool(unreadable)
     return "; ".join(reasons + gaps_in_words(coverage)) or ABSENT
 
