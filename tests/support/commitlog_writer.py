@@ -67,11 +67,6 @@ class FrameSpec:
     prepared_transaction_offset: int = 0
 
 
-def encode_properties(properties: dict[str, str]) -> bytes:
-    """name U+0001 value U+0002, in the order of the dict, every pair terminated (store spec 2.4)."""
-    return _utf8("".join(f"{name}\x01{value}\x02" for name, value in properties.items()))
-
-
 def encode_frame(
     spec: FrameSpec,
     phy_offset: int,
@@ -84,20 +79,15 @@ def encode_frame(
 
     ``raw_properties`` and ``raw_topic`` stand in for the encoded ones, to write what no well-behaved producer
     sends; a raw topic may even wrap its signed length byte. With ``prop_crc`` the properties end with the 20-byte
-    CRC property (2.5), which counts in their length. Raises ValueError for properties of more than 32767 bytes,
-    and for a topic whose bytes its length field cannot count (up to 127 UTF-16 units but more than 127 bytes).
+    CRC property (2.5), which counts in their length; its ten digits are least significant first.
     """
     v2 = len(spec.topic.encode("utf-16-be", "surrogatepass")) // 2 > 127
     topic = _utf8(spec.topic) if raw_topic is None else raw_topic
-    if raw_topic is None and len(topic) > (32767 if v2 else 127):
-        raise ValueError(f"topic of {len(topic)} bytes does not fit its length field: {spec.topic[:40]!r}")
-    properties = encode_properties(spec.properties) if raw_properties is None else raw_properties
+    pairs = "".join(f"{name}\x01{value}\x02" for name, value in spec.properties.items())
+    properties = _utf8(pairs) if raw_properties is None else raw_properties
     if prop_crc and properties and not properties.endswith(b"\x02"):
         properties += b"\x02"
     properties_length = len(properties) + (PROPERTY_CRC_SIZE if prop_crc else 0)
-    if properties_length > 32767:
-        raise ValueError(f"properties of {properties_length} bytes; the limit is 32767")
-
     born, born_v6 = _host(spec.born_host)
     store, store_v6 = _host(spec.store_host)
     sys_flag = spec.sys_flag & ~(FLAG_BORN_HOST_V6 | FLAG_STORE_HOST_V6)
@@ -115,7 +105,8 @@ def encode_frame(
         spec.queue_offset, phy_offset, sys_flag, spec.born_timestamp,
     )  # fmt: skip
     frame = head + tail
-    return frame + _crc_property(zlib.crc32(frame) & 0x7FFFFFFF) if prop_crc else frame
+    digits = f"{zlib.crc32(frame) & 0x7FFFFFFF:010d}"[::-1].encode()
+    return frame + PROPERTY_CRC_NAME + b"\x01" + digits + b"\x02" if prop_crc else frame
 
 
 def blank_record(bytes_left: int) -> bytes:
@@ -135,11 +126,6 @@ def _host(host: tuple[str, int]) -> tuple[bytes, bool]:
     v6 = ":" in address
     packed = socket.inet_pton(socket.AF_INET6 if v6 else socket.AF_INET, address)
     return packed + struct.pack(">i", port), v6
-
-
-def _crc_property(crc: int) -> bytes:
-    """The 20 bytes of the CRC property; its ten digits are least significant first (store spec 2.5, 12)."""
-    return PROPERTY_CRC_NAME + b"\x01" + f"{crc:010d}"[::-1].encode("ascii") + b"\x02"
 
 
 class CommitLogWriter:
@@ -181,8 +167,7 @@ class CommitLogWriter:
     def append(self, spec: FrameSpec, *, raw_properties: bytes | None = None, raw_topic: bytes | None = None) -> int:
         """Writes one frame and returns its physical offset; the queue's next offset replaces the one in ``spec``.
 
-        Prepared and rollback frames get queue offset 0 and take none (store spec 2.1, field 6). Raises
-        ValueError when the frame could not fit an empty segment, and as ``encode_frame`` does.
+        Prepared and rollback frames get queue offset 0 and take none (store spec 2.1, field 6).
         """
         queue = (spec.topic, spec.queue_id)
         queued = spec.sys_flag & FLAG_TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
@@ -195,8 +180,7 @@ class CommitLogWriter:
             )
 
         frame = encode(self.max_offset)
-        if len(frame) + BLANK_SIZE > self.segment_size:
-            raise ValueError(f"frame of {len(frame)} bytes never fits a segment of {self.segment_size}")
+        assert len(frame) + BLANK_SIZE <= self.segment_size
         bytes_left = self._base + self.segment_size - self.max_offset
         if len(frame) + BLANK_SIZE > bytes_left:
             self._roll(bytes_left)
@@ -208,18 +192,12 @@ class CommitLogWriter:
             self.queue_offsets[queue] = queue_offset + 1
         return phy_offset
 
-    def flush(self) -> None:
-        """Makes the open segment durable; closed ones were made so when they were closed."""
-        os.fsync(self._fd)
-
     def close(self, clean: bool = True) -> None:
-        """Ends writing; a clean end flushes and removes the empty segment ahead, any other leaves all as it is."""
+        """Ends writing; a clean end removes the empty segment ahead, any other leaves all as it is."""
         if self._fd < 0:
             return
-        if clean:
-            self.flush()
-            if self._ahead is not None:
-                self._ahead.unlink(missing_ok=True)
+        if clean and self._ahead is not None:
+            self._ahead.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
 
@@ -227,7 +205,6 @@ class CommitLogWriter:
         # Only a start offset near a segment's end can leave less room than a blank record takes.
         if bytes_left >= BLANK_SIZE:
             self._write(blank_record(bytes_left), self.max_offset)
-        self.flush()
         self.close(clean=False)
         self._base += self.segment_size
         self.max_offset = self._base

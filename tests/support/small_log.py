@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import select
 import subprocess
@@ -114,8 +113,4 @@ def _grow(store: Path, seed: int, seconds_max: float) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("store", type=Path)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("seconds_max", type=float)
-    print(_grow(**vars(parser.parse_args())))
+    print(_grow(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -10,7 +10,7 @@ import numpy as np
 from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns, make_rules, trimmed
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame, decode_utf8
 from indexd.commitlog.format import EndOfFile, NotYetWritten, Outcome, Reason
-from indexd.commitlog.kernel import Rules, decode_frames
+from indexd.commitlog.kernel import decode_frames
 from indexd.index.file import IndexFile
 from indexd.index.format import FLAVOURS, Flavour, index_key_hash
 from indexd.index.kernel import BUFFER_FULL
@@ -98,7 +98,14 @@ def _decoded(
 ) -> Iterator[tuple[DispatchBatch, int, int, int]]:
     # Each batch with the outcome, the reason and the total size that ``decode_frames`` ends with.
     table = TopicTable(1 << 13, 1 << 21)
-    rules, buffer = _rules(FLAVOURS[flavour], check_crc=check_crc), np.frombuffer(stretch.data, dtype=np.uint8)
+    kind, buffer = FLAVOURS[flavour], np.frombuffer(stretch.data, dtype=np.uint8)
+    rules = make_rules(
+        DELAYS,
+        check_crc=check_crc,
+        want_uniq_key=kind.uniq_key,
+        want_tags=kind.tags,
+        frame_size_max=FRAME_SIZE_MAX,
+    )
     limits = _U64(stretch.limit), _U64(stretch.base), _U64(stretch.segment_end)
     position, made = stretch.start, 0
     while True:
@@ -133,21 +140,17 @@ def by_kernel(stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True,
 def by_decoder(stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True) -> Decoding:
     """Through ``decode_frame``, one after the other; key hashes are computed from the strings."""
     options = DecoderOptions(DELAYS, FRAME_SIZE_MAX, check_crc)
-    readable = stretch.data[stretch.start : stretch.limit]
+    readable, begin = stretch.data[stretch.start : stretch.limit], stretch.base + stretch.start
     requests: list[DispatchRequest] = []
-    position = 0
-    while True:
-        phy_offset = stretch.base + stretch.start + position
-        found = decode_frame(readable, position, phy_offset, stretch.segment_end, options)
-        if isinstance(found, Message):
-            requests.append(request_of(found, FLAVOURS[flavour]))
-            position += found.size
-            continue
-        if isinstance(found, EndOfFile):
-            return Decoding(tuple(requests), Outcome.END_OF_FILE, "", found.offset, 0)
-        if isinstance(found, NotYetWritten):
-            return Decoding(tuple(requests), Outcome.NOT_YET_WRITTEN, "", found.offset, found.needed)
-        return Decoding(tuple(requests), Outcome.CORRUPT, found.reason, found.offset, 0)
+    found = decode_frame(readable, 0, begin, stretch.segment_end, options)
+    while isinstance(found, Message):
+        requests.append(request_of(found, FLAVOURS[flavour]))
+        end = found.phy_offset + found.size
+        found = decode_frame(readable, end - begin, end, stretch.segment_end, options)
+    outcome = Outcome.END_OF_FILE if isinstance(found, EndOfFile) else Outcome.CORRUPT
+    if isinstance(found, NotYetWritten):
+        return Decoding(tuple(requests), Outcome.NOT_YET_WRITTEN, "", found.offset, found.needed)
+    return Decoding(tuple(requests), outcome, getattr(found, "reason", ""), found.offset, 0)
 
 
 def by_naive(data: bytes, flavour: str = "5.4") -> tuple[DispatchRequest, ...]:
@@ -157,12 +160,10 @@ def by_naive(data: bytes, flavour: str = "5.4") -> tuple[DispatchRequest, ...]:
 
 def naive_messages(data: bytes) -> Iterator[NaiveMessage]:
     """The messages of ``data`` as the naive check reads them."""
-    position = 0
-    while True:
-        _, size, message = naive_check(data, position)
-        if message is None:
-            return
+    _, position, message = naive_check(data, 0)
+    while message is not None:
         yield message
+        _, size, message = naive_check(data, position)
         position += size
 
 
@@ -211,16 +212,6 @@ def batches(data: bytes, flavour: str, rows_max: Sequence[int], base: int = 0) -
     found = [batch for batch, *_ in _decoded(Stretch.of(data, base), flavour, rows_max, check_crc=True)]
     assert found[-1].end_offset == base + len(data)
     return [batch for batch in found if batch.rows]
-
-
-def _rules(flavour: Flavour, *, check_crc: bool) -> Rules:
-    return make_rules(
-        DELAYS,
-        check_crc=check_crc,
-        want_uniq_key=flavour.uniq_key,
-        want_tags=flavour.tags,
-        frame_size_max=FRAME_SIZE_MAX,
-    )
 
 
 def put_key(file: IndexFile, topic: str, key: str, phy_offset: int, store_timestamp: int, flavour: Flavour) -> int:

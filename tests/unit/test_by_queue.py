@@ -16,7 +16,6 @@ from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, Unit, queue_directory
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, UsageError
-from indexd.flush.frontier import Uncovered
 from indexd.query import Hit, OffsetQuery, query_log_time, query_offset, query_time
 from indexd.query.by_queue_and_time import offset_by_time
 from indexd.query.source import MOVED
@@ -318,17 +317,6 @@ def test_a_running_daemon_has_sealed_a_segment_without_any_time(store: QueueStor
     store.write_state()
     with store.running():
         assert [first_at(store, time).phy_offset for time in (1, -5, -4)] == [offsets[-1], 0, offsets[-1]]
-
-
-def test_uncovered_and_damaged_stretches_are_passed_over(store: QueueStore) -> None:
-    _, offsets = built(store, *[spec(T0 + number, size=500) for number in range(20)])
-    patch(store.root / "commitlog" / f"{0:020d}", offsets[1] + 4, b"\xff\xff\xff\xff")
-    behind = next(offset for offset in offsets if offset >= SEGMENT)
-    answer = first_at(store, T0 + 1)
-    assert (answer.phy_offset, answer.unreadable) == (behind, 1)
-    store.change_frontier(uncovered=(Uncovered(offsets[1], offsets[2], "corrupt"),))
-    answer = first_at(store, T0 + 1)
-    assert (answer.phy_offset, answer.unreadable) == (offsets[2], 0)
 
 
 def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:

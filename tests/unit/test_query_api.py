@@ -444,15 +444,13 @@ def test_queues_and_times(queued: QueueStore, capsys: pytest.CaptureFixture[str]
     assert row["hits"] == hits[3:5]
     row = rows(capsys, queued, "query-offset", "-t", "T", "-i", 0)
     assert (row["queueOffset"], len(row["messages"])) == (0, 20)
-    for time, boundary, offset in ((T0 + 55, "lower", 6), (T0 + 55, "upper", 5), (T0 + 60, "upper", 6)):
-        row = rows(capsys, queued, "query-time", "-t", "T", "-i", 0, "-s", time, "--boundary", boundary)
-        found = (row["queueOffset"], row["storeTimestamp"], row["hits"])
-        assert found == (offset, T0 + 10 * offset, hits[offset : offset + 1])
-    assert rows(capsys, queued, "query-time", "-t", "T", "-i", 0, "-s", T0 + 999)["hits"] == []
+    row = rows(capsys, queued, "query-time", "-t", "T", "-i", 0, "-s", T0 + 55, "--boundary", "upper")
+    assert (row["queueOffset"], row["storeTimestamp"], row["hits"]) == (5, T0 + 50, hits[5:6])
     row = rows(capsys, queued, "query-time", "--log", "-s", T0 + 65)
     found = (row["phyOffset"], row["storeTimestamp"], row["segment"], row["hits"])
     assert found == (queued.messages()[7].phy_offset, T0 + 70, 0, hits[7:8])
-    assert rows(capsys, queued, "query-time", "--log", "-s", T0 + 999)["hits"] == []
+    for where in (("-t", "T", "-i", 0), ("--log",)):
+        assert rows(capsys, queued, "query-time", *where, "-s", T0 + 999)["hits"] == []
 
 
 @pytest.mark.parametrize(
@@ -485,15 +483,11 @@ def test_wrong_words_of_any_query(queued: QueueStore, capsys: pytest.CaptureFixt
 
 def test_pages_of_a_key(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["query-key", "--data", queued.data, "-t", "T", "-k", "k", "-m", 6]
-    got, cursor = [], []
-    while True:
-        row = json.loads(run(capsys, *command, *cursor, "--json")[1])
+    got, row = [], {"cursor": None}
+    while "cursor" in row:
+        words = ["--cursor", row["cursor"]] if got else []
+        row = json.loads(run(capsys, *command, *words, "--json")[1])
         got += row["phyOffsets"]
-        said = run(capsys, *command, *cursor)[1]
-        if "cursor" not in row:
-            assert not row["truncated"]
-            assert "more:" not in said
-            break
-        assert f"cursor {row['cursor']}" in said
-        cursor = ["--cursor", row["cursor"]]
+        assert ("cursor" in row) == row["truncated"]
+        assert (f"cursor {row.get('cursor')}" in run(capsys, *command, *words)[1]) == row["truncated"]
     assert got == [message.phy_offset for message in queued.messages()][::-1]

@@ -14,16 +14,14 @@ import struct
 import unicodedata
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from indexd.commitlog import format as frame
 from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten, Reason
 
 
-def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
+def _replace_as_java(error: Any) -> tuple[str, int]:
     # Python replaces an encoded surrogate (ED A0..BF xx) by three characters, Java by one.
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
     data, start = error.object, error.start
     if data[start] == 0xED and start + 1 < len(data) and 0xA0 <= data[start + 1] <= 0xBF:
         whole = start + 2 < len(data) and 0x80 <= data[start + 2] <= 0xBF

@@ -270,12 +270,7 @@ def is_match(message: Message, query: KeyQuery, flavour: Flavour) -> bool:
 
 
 def query_rocketmq(index: QueryIndex, query: KeyQuery) -> Answer:
-    """At most ``max_msgs_num_batch`` offsets, in the order in which the broker's service returns them.
-
-    UsageError for a query that has a ``before``: the broker knows no pages.
-    """
-    if query.before is not None:
-        raise UsageError("the broker's own answer has no pages", "ask for an exact one")
+    """At most ``max_msgs_num_batch`` offsets, in the order in which the broker's service returns them, and no pages."""
     look = index.look()
     max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
     found, last_update = query_offsets(index, look, query, max_num, query.end)
