@@ -86,7 +86,7 @@ def test_a_daemon_that_waits_for_the_disk_in_the_middle_of_a_drain(
         opened = open_data(config, disk, lambda *_: None, unclean=False)
         write_abort(disk, config.store.data / "abort")
         pipeline = opened.pipeline
-        opened.reader.set_options(once(reader_options(config)))
+        opened.reader.options = once(reader_options(config))
         patch.setattr(DiskFile, call, refuse(getattr(DiskFile, call)))
         with pytest.raises(DiskError):
             take_all(pipeline, opened.reader)

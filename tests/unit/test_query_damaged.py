@@ -202,7 +202,7 @@ def noted(store: Store) -> tuple[Evidence, ...]:
 
 
 def test_another_store_is_refused(store: QueueStore, tmp_path: Path) -> None:
-    built(store, *[spec(T0 + number) for number in range(30)])
+    built(store, *[spec(T0 + number, size=300) for number in range(30)])
     store.change_frontier(evidence=noted(store))
     other = Store(tmp_path / "other")
     other.append(*[spec(T0 + 5000 + number) for number in range(30)])
