@@ -89,7 +89,7 @@ def test_nothing_that_answers_calls_it_complete(damaged: tuple[QueueStore, int])
         assert not data.coverage().complete
         assert not data.by_key("T", "order-5").coverage.complete
         for answer in (data.by_key("T", "unique-200", index_type="U"), data.by_queue("none", 0, 0)):
-            row = answer.to_json()
+            row = answer.to_dict()
             assert (row["coverage"]["complete"], f"not known behind offset {damage}: " in row["why"]) == (False, True)
     given = ("--data", store.data)
     for words in (

@@ -140,16 +140,10 @@ def first_older(times: NDArray[np.int64], newest: int) -> int | None:
     return first if older[first] else None
 
 
-def before(batch: DispatchBatch, end: int) -> DispatchBatch:
-    """The messages of ``batch`` before physical offset ``end``."""
-    if batch.end_offset <= end:
-        return batch
-    rows = int(np.searchsorted(batch.columns.phy_offset[: batch.rows], end))
-    return replace(batch, rows=rows, end_offset=end, crc=None)
-
-
 def within(batch: DispatchBatch, begin: int, end: int) -> DispatchBatch:
     """The messages of ``batch`` that begin in ``[begin, end)``, in the same arrays: nothing is copied."""
+    if begin <= batch.begin_offset and batch.end_offset <= end:
+        return batch
     columns = batch.columns
     first, last = (int(row) for row in columns.phy_offset[: batch.rows].searchsorted((begin, end)))
     cut = {name: column[first:last] for name, column in columns._asdict().items() if name != "key_hash"}

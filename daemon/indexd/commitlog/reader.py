@@ -24,10 +24,10 @@ from indexd.commitlog.batcher import (
     DecodeResult,
     DispatchBatch,
     TailState,
-    before,
     first_older,
     no_messages,
     tail_state,
+    within,
 )
 from indexd.commitlog.cursor import ReadAhead, SegmentCursor
 from indexd.commitlog.decoder import read_head, walk_frame
@@ -383,14 +383,14 @@ class LogReader:
         if first is None or batch.end_offset <= self._vouched_until:
             return self._take_proven(batch)
         if first and self.log_limit is not NOBODY:
-            return self._take_proven(before(batch, int(offsets[first])))
+            return self._take_proven(within(batch, self.position, int(offsets[first])))
         vouched = self.log_limit.ask(self.position, self._head_here())
         if vouched is not None and vouched >= batch.end_offset:
             return self._take_proven(batch)
         if vouched is not None:
             # What stands behind the last message that the broker knows was there before it said that its log ends.
             end = int(offsets[max(int(np.searchsorted(offsets, vouched, side="right")) - 1, 0)])
-            taken = self._take_proven(before(batch, end)) if end > self.position else None
+            taken = self._take_proven(within(batch, self.position, end)) if end > self.position else None
             self._denied = self.position, self._head_here()
             self._settling.clear()
             return self._stay() if taken is None else taken

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indexd.commitlog.batcher import DispatchBatch, before
+from indexd.commitlog.batcher import DispatchBatch, within
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.lookup import Evidence, RangeChecksum
 from indexd.commitlog.reader import LogReader
@@ -249,7 +249,7 @@ def _queues_differ(
     queues: QueueComparison, batch: DispatchBatch, begin: int, batch_begin: int, stop: int
 ) -> int | None:
     # The same for the queues' units; where one points before the batch, all of the comparison is in doubt.
-    differs = queues.differs(before(batch, stop))
+    differs = queues.differs(within(batch, batch.begin_offset, stop))
     if differs is None:
         return None
     return _frame_before(batch, batch_begin, differs) if differs >= batch.begin_offset else begin

@@ -17,7 +17,7 @@ from typing import Any
 
 from indexd import __version__
 from indexd.commitlog import batcher
-from indexd.commitlog.batcher import DispatchBatch, before, make_rules, within
+from indexd.commitlog.batcher import DispatchBatch, make_rules, within
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.commitlog.format import Corrupt, Reason
 from indexd.commitlog.kernel import Rules
@@ -385,7 +385,7 @@ def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progr
         while reader.position < end:
             for item in (log := WholeLog(reader, end)):
                 if isinstance(item, DispatchBatch):
-                    batch = before(item, end)
+                    batch = within(item, item.begin_offset, end)
                     for output in pipeline.outputs[1:]:
                         output.build(batch)
                     on_progress("refill", batch.end_offset - begin, end - begin)

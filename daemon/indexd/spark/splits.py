@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch, before
+from indexd.commitlog.batcher import DispatchBatch, within
 from indexd.commitlog.cursor import SplitPoints
 from indexd.commitlog.format import BLANK_SIZE, Corrupt, NotYetWritten
 from indexd.commitlog.lookup import FrameReader
@@ -158,7 +158,7 @@ class SplitReader:
     def _cut(self, batch: DispatchBatch) -> DispatchBatch:
         if batch.end_offset <= self.split.end:
             return batch
-        batch = before(batch, self.split.end)
+        batch = within(batch, batch.begin_offset, self.split.end)
         if not batch.rows or not len(batch.columns.size):
             return batch
         # No message reaches over the split's end, unless the log has been written anew since the splits were planned.
