@@ -65,14 +65,7 @@ from indexd.sparse.format import (
 from indexd.storage.disk import DiskFile
 
 Boundary = Literal["lower", "upper"]
-StoreTime = Callable[[int], int]
-_UNKNOWN = -1
 FOUND = "FOUND"
-NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
 _UNITS_PER_READ = 1024
 
 
@@ -179,7 +172,7 @@ def query_offset(index: QueryIndex, query: OffsetQuery) -> OffsetAnswer:
     def answer(look: IndexSnapshot, queue: ConsumeQueueReader | None) -> OffsetAnswer:
         if queue is None:
             why = why_no_queue(index, look, query.topic)
-            return OffsetAnswer(query, (), NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, look.queue_coverage, why=why)
+            return OffsetAnswer(query, (), "NO_MATCHED_LOGIC_QUEUE", 0, 0, 0, look.queue_coverage, why=why)
         low, high = queue.min_offset, queue.max_offset
         status, first = _status(query.queue_offset, low, high), min(max(query.queue_offset, low), high)
         hits, next_offset, expired = _read(index.log, queue, query, first)
@@ -209,12 +202,12 @@ def queue_hit(unit: Unit, found: object, topic: str, queue_id: int, queue_offset
 
 def _status(offset: int, low: int, high: int) -> str:
     if high == 0:
-        return NO_MESSAGE_IN_QUEUE
+        return "NO_MESSAGE_IN_QUEUE"
     if offset < low:
-        return OFFSET_TOO_SMALL
+        return "OFFSET_TOO_SMALL"
     if offset == high:
-        return OFFSET_OVERFLOW_ONE
-    return FOUND if offset < high else OFFSET_OVERFLOW_BADLY
+        return "OFFSET_OVERFLOW_ONE"
+    return FOUND if offset < high else "OFFSET_OVERFLOW_BADLY"
 
 
 def _read(
@@ -296,7 +289,7 @@ def query_time(
 
         def store_time(phy_offset: int) -> int:
             time = index.log.store_timestamp(phy_offset)
-            unread.extend([phy_offset] if time == _UNKNOWN and phy_offset >= begin else ())
+            unread.extend([phy_offset] if time == -1 and phy_offset >= begin else ())
             return time
 
         offset = offset_by_time(queue, store_time, timestamp, boundary, begin)
@@ -316,7 +309,7 @@ def query_time(
 
 
 def offset_by_time(
-    queue: ConsumeQueueReader, store_time: StoreTime, timestamp: int, boundary: Boundary, min_phy_offset: int
+    queue: ConsumeQueueReader, store_time: Callable[[int], int], timestamp: int, boundary: Boundary, min_phy_offset: int
 ) -> int:
     """RocketMQ's answer, in units.
 
@@ -327,7 +320,7 @@ def offset_by_time(
 
 
 def _search(
-    queue: ConsumeQueueReader, store_time: StoreTime, timestamp: int, is_lower: bool, min_phy_offset: int
+    queue: ConsumeQueueReader, store_time: Callable[[int], int], timestamp: int, is_lower: bool, min_phy_offset: int
 ) -> int:
     def time(offset: int) -> int:
         return store_time(queue.unit(offset).phy_offset)
@@ -406,10 +399,6 @@ class FrameScan:
             position += self._log.segment_size - position % self._log.segment_size
 
 
-# Of a segment whose largest time is not known: as late as can be, so that it is looked into.
-_NOT_KNOWN = INT64_MAX
-
-
 def time_bound(index: QueryIndex, look: IndexSnapshot, timestamp: int) -> int:
     """A physical offset before which all messages that are still in the log are older than ``timestamp``.
 
@@ -433,7 +422,7 @@ def scan_start(index: QueryIndex, look: IndexSnapshot, timestamp: int, begin: in
     largest_times = index.largest_times.get()
     for base in range(begin - begin % size, end, size):
         position = 0  # what a daemon has added since the last flush, the log itself has to answer
-        if base in sealed and largest_times.get(base, _NOT_KNOWN) < timestamp:
+        if base in sealed and largest_times.get(base, INT64_MAX) < timestamp:
             continue
         if base in marks:
             with suppress(CorruptDataError, DiskError):  # expired, not made yet, or damaged: so has the log

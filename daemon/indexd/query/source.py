@@ -46,7 +46,6 @@ BEHIND_LAST = "behind the last message"
 LOG_ENDS = "the log ends before it by now"
 REWRITTEN = "the log was written since, and not behind it: it may have been cut"
 MOVED = "the queue lacks messages, or has others in their places"
-_ZEROS = Reason.ZEROS_BEFORE_END.text
 
 
 class Behind(NamedTuple):
@@ -148,7 +147,11 @@ def find_behind(log: LogView, end: int, stale_head: bytes | None = None) -> Behi
         if found is None or blank == at:
             continue
         if not isinstance(found, NotYetWritten) or found.needed:
-            return Behind(at, _why_no_message(log, at, found)) if zeros is None else Behind(zeros, _ZEROS)
+            return (
+                Behind(at, _why_no_message(log, at, found))
+                if zeros is None
+                else Behind(zeros, Reason.ZEROS_BEFORE_END.text)
+            )
         if zeros is None:
             zeros, written = at, log.written_end(at)
             if written > at:
