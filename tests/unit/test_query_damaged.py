@@ -73,8 +73,7 @@ def test_one_wrong_bit_in_each_sparse_index_changes_no_answer(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         store = QueueStore(Path(directory), segment=segment)
-        with store.writer as writer:
-            offsets = [writer.append(spec(time, size=number * 37 % 300)) for number, time in enumerate(times)]
+        offsets = store.append(*[spec(time, size=number * 37 % 300) for number, time in enumerate(times)])
         is_running = data.draw(st.booleans(), label="a daemon runs")
         kept = data.draw(st.integers(1, len(times) - 1)) if is_running else None
         store.build(upto=None if kept is None else offsets[kept])
@@ -106,9 +105,7 @@ def test_every_bit_of_the_oldest_index(tmp_path: Path, times: list[int], kind: s
     )
     path = store.data / "sparse" / f"{0:020d}.{kind}"
     whole = path.read_bytes()
-    sparse = store.frontier.sparse
-    assert sparse is not None
-    mark = sparse.segments[0]
+    mark = store.frontier.outputs["sparse"].segments[0]
     size = 8 * mark.offset_entries if kind == "index" else 12 * mark.time_entries
     assert size >= 24
     messages = store.messages()
