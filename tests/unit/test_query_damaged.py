@@ -202,7 +202,7 @@ def test_another_store_is_refused(store: QueueStore, tmp_path: Path) -> None:
     built(store, *[spec(T0 + number, size=300) for number in range(30)])
     store.change_frontier(evidence=noted(store))
     other = Store(tmp_path / "other")
-    other.append(*[spec(T0 + 5000 + number) for number in range(30)])
+    other.append(*[spec(T0 + 5000 + number, size=300) for number in range(30)])
     open_data(store.data, store=store.root).close()
     for place in ({"store": other.root}, {"commit_log_paths": [other.root / "commitlog"]}):
         with pytest.raises(UnsafeStoreError, match=r"is not the store .* none of the 30") as refused:
