@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from indexd.commitlog.segments import NOBODY, LogLimit
 from indexd.config import Config, load
 from indexd.errors import CorruptDataError
 from indexd.flush.frontier import read_frontier, write_frontier
@@ -21,8 +22,6 @@ from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from indexd.commitlog.tail import LogLimit
 
     from indexd.recovery.recover import RecoveryResult
 
@@ -54,9 +53,7 @@ def config_for(store: Path, data: Path, **keys: object) -> Config:
     return load({key: str(value) for key, value in given.items()}, None, {})
 
 
-def reopen(
-    config: Config, *, unclean: bool = False, forced: bool = False, log_limit: LogLimit | None = None
-) -> Reopened:
+def reopen(config: Config, *, unclean: bool = False, forced: bool = False, log_limit: LogLimit = NOBODY) -> Reopened:
     """Start, catch up with the log as far as it can be read, stop; ``log_limit``: a broker that can be asked."""
     disk = Disk()
     disk.make_dir(config.store.data)
