@@ -68,7 +68,6 @@ def made_report(
         gaps=tuple(gaps),
         files=seen,
         eras=eras,
-        is_flavour_given=False,
         findings=tuple(Finding(file, 40, what, text) for file, what, text, _ in findings),
         counts={what: sum(row[3] for row in findings if row[1] == what) for _, what, _, _ in findings},
     )

@@ -103,11 +103,6 @@ def audit_plan(plan: AuditPlan, config: Config, order: Iterable[int] | None = No
     return join(plan, [parts[number] for number in range(len(plan.tasks))])
 
 
-def rows_of(found: Audit) -> list[dict[str, Any]]:
-    """What --json says."""
-    return list(found.rows())
-
-
 def words_of(report: AuditReport) -> list[str]:
     """What a terminal shows."""
     return list(lines(report))

@@ -16,20 +16,17 @@ from indexd.repair.build import build_range, check_built, mark_end
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
 from indexd.storage.disk import Disk
 from support.auditing import (
-    audit,
     config_for,
     files_of,
     index_log,
     key_texts,
     lost_keys,
     naive_files,
-    restart_of_killed_broker,
     select,
     store_of,
 )
 from support.daemon import indexd_here
 from support.data_directory import SEGMENT, T0, Store, spec
-from support.goldens import Golden
 from support.naive import key_hash, naive_frames
 from support.small_log import SEGMENT_SIZE, write_log
 
@@ -48,12 +45,6 @@ def holed_store(root: Path, messages: int = 1500) -> Config:
     (root / "checkpoint").write_bytes(StoreCheckpoint(1, 2, newest_end(root / "index", full_only=True), 4, 5).pack())
     (root / "lock").write_text("lock")
     return config
-
-
-def restarted(golden: Golden, config: Config) -> None:
-    """What is left after an unclean start of a broker whose index has never rolled: nothing before segment 6."""
-    restart_of_killed_broker(golden.root)
-    index_log(config, begin=6 * golden.segment_size)
 
 
 def words_of(config: Config) -> tuple[object, ...]:
@@ -110,9 +101,9 @@ def tree(store: Path) -> dict[str, tuple[int, int, int]]:
 LAYOUT = IndexLayout(7, 21)
 
 
-def report_of(config: Config) -> AuditReport:
-    """``indexd audit --samples 0``."""
-    return audit_here(config, Disk(), AuditOptions(samples=0), lambda *_: None)
+def report_of(config: Config, samples: int = 0) -> AuditReport:
+    """``indexd audit`` in this process."""
+    return audit_here(config, Disk(), AuditOptions(samples=samples), lambda *_: None)
 
 
 def planned(config: Config, **options: Any) -> RepairPlan:
@@ -198,8 +189,8 @@ def write(tmp: Path, count: int = 97, *, flavour: str | None = "5.4", straddling
 def mended(config: Config, plan: RepairPlan) -> None:
     """Every key is found once, nothing is left to be done, and no sound file was touched."""
     assert differences(config, "5.4") == {}
-    found = audit(config)
-    assert found.is_sound, found.findings
-    assert not planned(config).is_needed
+    report = report_of(config)
+    assert report.audit.is_sound, report.audit.findings
+    assert not plan_repair(Disk(), config, report).is_needed
     assert set(entry_counts(config).values()) <= {1}
     assert [file.name for file in plan.kept] == sorted(file.name for file in plan.kept)

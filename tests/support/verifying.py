@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,3 +91,51 @@ def set_slot(path: Path, slot: int, value: int) -> int:
     """Overwrite a slot; its byte position."""
     change(path, LAYOUT.slot_position(slot), SLOT.pack(value))
     return LAYOUT.slot_position(slot)
+
+
+#: Damages an index file, and says which byte of it is wrong now.
+Damage = Callable[[Path], int]
+
+
+def entry(number: int, member: int, value: int | Callable[[IndexEntry], int]) -> Damage:
+    """One of an entry's four members."""
+
+    def damage(path: Path) -> int:
+        change_entry(path, number, member, value if isinstance(value, int) else value(entry_of(path, number)))
+        return LAYOUT.entry_position(number) + (0, 4, 12, 16)[member]
+
+    return damage
+
+
+def chain(value: int | Callable[[int, IndexEntry], int]) -> Damage:
+    """Of the last entry but one that has one before it."""
+
+    def damage(path: Path) -> int:
+        number = next(number for number in range(8, 0, -1) if entry_of(path, number).prev_index)
+        wanted = value if isinstance(value, int) else value(number, entry_of(path, number))
+        return entry(number, PREV, wanted)(path)
+
+    return damage
+
+
+def slot(number: int, value: int | Callable[[IndexEntry], int]) -> Damage:
+    """Of the slot of an entry."""
+
+    def damage(path: Path) -> int:
+        there = entry_of(path, number)
+        return set_slot(path, LAYOUT.slot_of(there.key_hash), value if isinstance(value, int) else value(there))
+
+    return damage
+
+
+def header(position: int, form: str, value: int | Callable[[int], int]) -> Damage:
+    """A number of the header."""
+
+    def damage(path: Path) -> int:
+        (there,) = struct.unpack_from(form, path.read_bytes(), position)
+        wanted = value if isinstance(value, int) else value(there)
+        assert wanted != there
+        change(path, position, struct.pack(form, wanted))
+        return position
+
+    return damage

@@ -24,9 +24,9 @@ from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock
 from support.auditing import audit
-from support.data_directory import SEGMENT, T0, spec
+from support.data_directory import T0, spec
 from support.indexing_broker import LAYOUT, Broker, causes, checked, one, says, state_of
-from support.naive import NaiveIndexFile, NaiveIndexService
+from support.naive import NaiveIndexService
 
 
 @pytest.fixture
@@ -170,27 +170,6 @@ def test_whenever_it_is_killed_the_hole_is_an_unclean_stop(seed: int, index_num:
         assert [cause.what for cause in judged] == ["unclean-stop"] * len(found.holes), judged
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 10**6), st.integers(9, 60), st.data())
-def test_whichever_full_files_are_deleted_the_holes_say_so(seed: int, index_num: int, data: st.DataObject) -> None:
-    with TemporaryDirectory() as root:
-        broker = Broker(Path(root), IndexLayout(7, index_num), seed=seed)
-        broker.dispatch(broker.messages)
-        broker.stopped()
-        full = [number for number, file in enumerate(broker.service.files[:-1]) if NaiveIndexFile.is_write_full(file)]
-        files = broker.files
-        for number in data.draw(st.sets(st.sampled_from(full), min_size=1)):
-            files[number].unlink()
-        found = checked(broker.config)
-        judged = hole_causes(found, look_at_store(Disk(), broker.config), broker.config)
-        begins = {message.phy_offset for message in broker.messages}
-        for hole, cause in zip(found.holes, judged, strict=True):
-            behind = min((begin for begin in begins if begin >= hole.end), default=0)
-            # A file that ends with a segment is missed as one that a crash threw away would be.
-            is_told = behind // SEGMENT == hole.last // SEGMENT
-            assert cause.what in ({"file-deleted"} if is_told else {"file-deleted", "unclean-stop"}), judged
-
-
 RUNS = BrokerLock(True, 4711, "lock")
 
 
@@ -206,16 +185,26 @@ def test_the_tail_of_a_broker_that_runs(broker: Broker) -> None:
     says(one(broker, lag), "not-dispatched-yet", "the ConsumeQueues end there, too")
     queued = replace(late, checkpoint=StoreCheckpoint(logics_msg_timestamp=first + 5000))
     says(one(broker, queued), "index-off", "messages of it are in the ConsumeQueues")
+    configured(broker, index_file_write_enable=False)
+    says(one(broker), "index-off", "indexFileWriteEnable is false in broker.conf")
 
 
-def test_the_tail_behind_a_full_file(broker: Broker) -> None:
-    broker.dispatch(broker.messages[:60])
+@pytest.mark.parametrize(
+    ("count", "changes", "what", "texts"),
+    [
+        (60, {"lock": RUNS}, "roll-over-failure", ["which is full"]),
+        (60, {}, "file-deleted", ["which is full"]),
+        (60, {"has_abort": True}, "unclean-stop", ["there is an abort file"]),
+        (75, {"has_lock_file": False}, "not-dispatched-yet", ["a copy", "the index was copied before the log"]),
+        (0, {"checkpoint": StoreCheckpoint(index_msg_timestamp=T0)}, "file-deleted", ["there was a full index file"]),
+    ],
+)
+def test_the_tail_of_a_stopped_broker_or_a_copy(
+    broker: Broker, count: int, changes: dict[str, object], what: str, texts: list[str]
+) -> None:
+    broker.dispatch(broker.messages[:count])
     broker.stopped()
-    late = state_of(broker, lock=RUNS)
-    says(one(broker, late), "roll-over-failure", "which is full")
-    says(one(broker), "file-deleted", "which is full")
-    killed = state_of(broker, has_abort=True)
-    says(one(broker, killed), "unclean-stop", "there is an abort file")
+    says(one(broker, state_of(broker, **changes)), what, *texts)
 
 
 def test_the_tail_that_the_next_start_mends(broker: Broker) -> None:
@@ -227,25 +216,6 @@ def test_the_tail_that_the_next_start_mends(broker: Broker) -> None:
     flushed = StoreCheckpoint(last.store_timestamp + 3000, last.store_timestamp + 3000, 0)
     later = state_of(broker, checkpoint=flushed)
     says(one(broker, later), "index-off", f"again from log byte {last.phy_offset} on: that mends it from there on only")
-
-
-def test_a_copy_whose_index_is_older_than_its_log(broker: Broker) -> None:
-    broker.dispatch(broker.messages[:75])
-    broker.stopped()
-    (broker.store.root / "lock").unlink()
-    says(one(broker), "not-dispatched-yet", "this is a copy", "the index was copied before the log")
-
-
-def test_no_index_at_all(broker: Broker) -> None:
-    had = state_of(broker, checkpoint=StoreCheckpoint(index_msg_timestamp=T0))
-    says(one(broker, had), "file-deleted", "by the checkpoint there was a full index file")
-
-
-def test_a_broker_that_is_told_not_to_index(broker: Broker) -> None:
-    broker.dispatch(broker.messages[:70])
-    broker.stopped()
-    configured(broker, index_file_write_enable=False)
-    says(one(broker), "index-off", "indexFileWriteEnable is false in broker.conf")
 
 
 SEGMENTS = tuple(SegmentStart(100 * n, T0 + 10_000 * n) for n in range(30))
@@ -298,42 +268,39 @@ def _kept(full: Broker, indexed: int) -> NaiveIndexService:
     return again
 
 
-def test_without_a_checkpoint_all_goes_and_all_is_dispatched_again(full: Broker) -> None:
-    found = cost(full, None, has_abort=True)
-    assert (len(found.thrown), found.keys, found.lost_keys, found.dispatch_offset) == (5, 180, 0, 0)
-    first, second = found.lines()
-    assert first.startswith("there is no checkpoint: an unclean start trusts no index file")
-    assert second.startswith("the broker ended without a clean stop: its next start will throw away 5 index files")
-    assert second.endswith("build all of them again from log byte 0 on")
+@pytest.mark.parametrize(
+    ("facts", "flushed_to", "wanted", "texts"),
+    [
+        (
+            {},
+            None,
+            (5, 180, 0, 0),
+            [
+                "there is no checkpoint: an unclean start trusts no index file",
+                "the broker ended without a clean stop: its next start will throw away 5 index files",
+                "build all of them again from log byte 0 on",
+            ],
+        ),
+        ({"message_index_safe": True}, (89, None), (1, 20, 0, 79), []),
+        ({"message_index_enable": False}, (0, 0), (5, 180, 180, 0), ["will build them again: indexing is off"]),
+    ],
+)
+def test_what_a_crash_costs(
+    full: Broker,
+    facts: dict[str, object],
+    flushed_to: tuple[int, int | None] | None,
+    wanted: tuple[int, ...],
+    texts: list[str],
+) -> None:
+    configured(full, **facts)
+    found = cost(full, None if flushed_to is None else flushed(full, *flushed_to), has_abort=True)
+    begin = full.messages[full.segment_at(wanted[-1])].phy_offset
+    assert (len(found.thrown), found.keys, found.lost_keys, found.dispatch_offset) == (*wanted[:3], begin)
+    assert all(text in "\n".join(found.lines()) for text in texts), found.lines()
 
 
 def configured(full: Broker, **facts: object) -> None:
     full.config = full.config.model_copy(update={"broker": full.config.broker.model_copy(update=facts)})
-
-
-def test_with_message_index_safe_nothing_is_lost(full: Broker) -> None:
-    configured(full, message_index_safe=True)
-    found = cost(full, flushed(full, 89))
-    assert (found.keys, found.lost_keys) == (20, 0)
-    assert found.dispatch_offset == full.messages[full.segment_at(79)].phy_offset
-
-
-def test_a_broker_that_does_not_index_builds_nothing_again(full: Broker) -> None:
-    configured(full, message_index_enable=False)
-    found = cost(full, flushed(full, 0, 0))
-    assert (len(found.thrown), found.keys, found.lost_keys) == (5, 180, 180)
-    assert "nothing would build them again: indexing is off" in found.lines()[0]
-
-
-def test_a_file_that_expires_meanwhile_and_one_of_another_size(full: Broker) -> None:
-    plan = plan_audit(Disk(), full.config)
-    full.files[0].unlink()
-    found = crash_cost(Disk(), full.config, plan, state_of(full, checkpoint=flushed(full, 0, 0)))
-    assert (len(found.thrown), found.keys) == (5, 140)
-    with full.files[0].open("r+b") as file:
-        file.truncate(LAYOUT.file_size // 2)
-    found = cost(full, flushed(full, 0, 0))
-    assert (len(found.thrown), found.keys) == (4, 100)
 
 
 @pytest.mark.parametrize(

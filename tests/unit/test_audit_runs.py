@@ -8,22 +8,16 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.audit import (
-    Audit,
     AuditOptions,
-    AuditPlan,
-    AuditReport,
     AuditTask,
     TaskResult,
-    audit_here,
     audit_task,
-    join,
     load_kernels,
     plan,
     plan_audit,
@@ -40,6 +34,7 @@ from indexd.storage.disk import Disk, DiskFile
 from support.auditing import (
     LAYOUT,
     Runs,
+    audit_plan,
     audit_queues,
     build_queues,
     config_for,
@@ -47,24 +42,21 @@ from support.auditing import (
     copied,
     files_of,
     index_log,
-    rows_of,
     store_of,
     wrong_store,
 )
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.page_cache import PAGE, Watched, forget, in_use, resident
+from support.repairing import report_of
 from support.small_log import SEGMENT_SIZE, messages, write_log
+from support.verifying import change
 
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> None:
     # A lock that this process holds itself is not another's: tests/real has a broker that runs.
     monkeypatch.setattr(plan, "is_live", lambda *_: True)
-
-
-def audited(made: AuditPlan, config: Config) -> Audit:
-    return join(made, [audit_task(one, Disk(), config) for one in made.tasks])
 
 
 @pytest.mark.usefixtures("live")
@@ -80,8 +72,8 @@ def test_what_the_broker_writes_meanwhile_is_not_asked_for(tmp_path: Path) -> No
             writer.append(message)
     assert (made.is_live, made.log_end) == (True, end)
     index_log(config, begin=end, name=20270101000000000)
-    found = audited(made, config)
-    assert found.is_sound, rows_of(found)
+    found = audit_plan(made, config)
+    assert found.is_sound, list(found.rows())
     assert (found.messages, found.log_end) == (1500, end)
 
 
@@ -117,8 +109,8 @@ def test_a_broker_between_two_keys_of_a_message_is_given_a_moment(tmp_path: Path
         data[at : at + 20] = bytes(20)
     data[36:40] = (count - 2).to_bytes(4, "big")
     path.write_bytes(data)
-    found = audited(plan_audit(Dispatching(path, whole), config), config)
-    assert found.is_sound, rows_of(found)
+    found = audit_plan(plan_audit(Dispatching(path, whole), config), config)
+    assert found.is_sound, list(found.rows())
     assert found.keys == 80
 
 
@@ -133,48 +125,28 @@ def test_units_behind_the_end_are_the_brokers(tmp_path: Path) -> None:
     queue = store_of(config) / "consumequeue" / "OrderPaid" / "1"
     newest = max(queue.iterdir())
     used = len(newest.read_bytes().rstrip(b"\0"))
-    with newest.open("r+b") as file:
-        file.seek(-(-used // 20) * 20)
-        file.write(UNIT.pack(1 << 40, 100, 0))
+    change(newest, -(-used // 20) * 20, UNIT.pack(1 << 40, 100, 0))
     assert audit_queues(config).is_sound
 
 
 LARGE_SEGMENT = 4 << 20
 
 
-def run_gently(config: Config, **options: Any) -> AuditReport:
-    return audit_here(config, Disk(), AuditOptions(samples=0, **options), lambda *_: None)
-
-
-class Clock:
-    """Time that goes by only where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.slept: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-
 def test_so_many_bytes_a_second_at_most() -> None:
-    clock = Clock()
-    limiter = RateLimiter(1000, clock, clock.sleep)
+    # Time goes by only where somebody sleeps.
+    slept: list[float] = []
+    limiter = RateLimiter(1000, lambda: sum(slept), slept.append)
     limiter.wait(0)
-    assert clock.slept == []
+    assert slept == []
     for _ in range(10):
         limiter.wait(500)
-    assert clock.now == pytest.approx(5.0)
+    assert sum(slept) == pytest.approx(5.0)
     # What was not used is not saved up, but for a moment.
-    clock.now += 60
+    slept.append(60)
     limiter.wait(1000)
-    assert clock.slept[-1] == pytest.approx(0.9)
-    RateLimiter(0, clock, clock.sleep).wait(1 << 40)
-    assert clock.slept[-1] == pytest.approx(0.9)
+    assert slept[-1] == pytest.approx(0.9)
+    RateLimiter(0, lambda: sum(slept), slept.append).wait(1 << 40)
+    assert slept[-1] == pytest.approx(0.9)
 
 
 def test_all_that_is_read_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +154,10 @@ def test_all_that_is_read_is_paid_for(tmp_path: Path, monkeypatch: pytest.Monkey
     config = config_for(tmp_path / "store", LAYOUT, SEGMENT_SIZE)
     index_log(config)
     load_kernels(config)
-    free = run_gently(config)
+    free = report_of(config)
     asked: list[int] = []
     monkeypatch.setattr(task.RateLimiter, "wait", lambda _, size: asked.append(size))
-    slow = run_gently(config_for(tmp_path / "store", LAYOUT, SEGMENT_SIZE, read_rate_max="1MiB"))
+    slow = report_of(config_for(tmp_path / "store", LAYOUT, SEGMENT_SIZE, read_rate_max="1MiB"))
     assert sum(asked) > 0.5 * free.bytes_read
     assert slow.audit == free.audit
 
@@ -209,7 +181,7 @@ def test_pages_that_were_not_there_are_given_back_and_others_stay(
     used = (segments[4], files[1])
     watched = Watched(monkeypatch)
     with in_use(used[0]), in_use(used[1]):  # as by the broker
-        assert run_gently(config).is_sound
+        assert report_of(config).is_sound
         assert not any(0 in resident(path) for path in used)
     read = [path for path in (*segments[:-3], *files[:-1]) if path not in used]
     # The plan looks at some messages and entries of each file.
@@ -256,11 +228,7 @@ def test_an_audit_that_is_interrupted_anywhere_goes_on(wrong: Config, tmp_path: 
 
 
 def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)
-        file.seek(position)
-        file.write(bytes([byte[0] ^ 0x40]))
+    change(path, position, bytes([path.read_bytes()[position] ^ 0x40]))
 
 
 def replace_by_copy(path: Path, position: int) -> None:
@@ -269,12 +237,6 @@ def replace_by_copy(path: Path, position: int) -> None:
     flip(new, position)
     os.utime(new, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     new.replace(path)
-
-
-def blank(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(70_000)
-        file.write(bytes(2000))
 
 
 #: What may happen to a store between two runs: to a file of a folder, by its number.
@@ -290,7 +252,7 @@ CHANGES: dict[str, tuple[str, int, Callable[[Path], object]]] = {
     "foreign": ("index", 0, lambda path: path.with_name("notes.txt").write_text("x")),
     "expired": ("commitlog", 0, Path.unlink),
     "cut": ("commitlog", -1, Path.unlink),
-    "log": ("commitlog", 2, blank),
+    "log": ("commitlog", 2, lambda path: change(path, 70_000, bytes(2000))),
     "log replaced": ("commitlog", 3, lambda path: replace_by_copy(path, 4)),
     "grown": ("index", 0, lambda _: None),
 }
@@ -300,35 +262,13 @@ CHANGES: dict[str, tuple[str, int, Callable[[Path], object]]] = {
 def test_what_has_changed_meanwhile_is_done_again(wrong: Config, tmp_path: Path, what: str) -> None:
     config, kept = copied(wrong, tmp_path / "store"), tmp_path / "kept"
     before = Runs(config).rows(kept)
-    folder, number, change = CHANGES[what]
-    change(files_of(config, folder)[number])
+    folder, number, spoil = CHANGES[what]
+    spoil(files_of(config, folder)[number])
     if what == "grown":
         index_log(config, begin=4 * SEGMENT_SIZE, name=20270101000000000)
     run = Runs(config)
     assert run.rows(kept) == Runs(config).rows(None) != before
     assert len(run.tasks) < len(plan_audit(Disk(), config).tasks)
-
-
-def test_a_broker_that_works_on(tmp_path: Path) -> None:
-    store, kept = tmp_path / "store", tmp_path / "kept"
-    end = write_log(store, 3000)
-    config = config_for(store, LAYOUT, SEGMENT_SIZE)
-    index_log(config)
-    Runs(config, size=SEGMENT_SIZE).rows(kept)
-    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE, start_offset=end) as writer:
-        for spec in islice(messages(1), 3000, 6000):
-            writer.append(spec)
-    index_log(config, begin=end, name=20270101000000000)
-    for path in (store / "commitlog", store / "index"):  # and what is old expires
-        min(path.iterdir()).unlink()
-    run = Runs(config, size=SEGMENT_SIZE)
-    (summary,) = [row for row in run.rows(kept) if row["kind"] == "summary"]
-    assert summary["sound"]
-    old = [task for task in run.tasks if task.end < end - SEGMENT_SIZE]
-    assert [task.begin for task in old if task.begin < task.end] == [SEGMENT_SIZE]
-    again = Runs(config, size=SEGMENT_SIZE)
-    again.rows(kept)
-    assert len(again.tasks) == 1
 
 
 def test_what_changes_while_a_task_runs_is_not_kept(wrong: Config, tmp_path: Path) -> None:

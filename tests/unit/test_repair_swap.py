@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import random
 import struct
 from collections.abc import Callable
@@ -154,15 +153,6 @@ def test_an_index_that_the_repair_did_not_make_is_left_alone(state: State) -> No
     assert disk.exists(folder.index / OLD)
 
 
-def test_a_manifest_of_another_version_is_left_alone() -> None:
-    disk = made()
-    folder = repair(disk)
-    disk.write_atomically(folder.manifest_path, b'{"format": 9}\n')
-    done, (line,) = settle(disk, STORE)
-    assert (done, "no manifest of a repair, or one of another version" in line) == ([], True)
-    assert disk.exists(folder.index)
-
-
 @pytest.mark.parametrize("name", ["EINVAL", "ENOSYS", "EBUSY", "EXDEV"])
 def test_where_nothing_can_be_exchanged_nothing_is_changed(name: str) -> None:
     disk = made()
@@ -254,19 +244,6 @@ def test_a_crash_at_every_operation_of_an_undo() -> None:
         assert settle(disk, STORE) == ([], [])
         assert not RepairFolder.all_of(disk, STORE)
     assert ends == {"before", "after"}
-
-
-def test_a_disk_that_fails_behind_the_exchange_is_finished_later() -> None:
-    disk = made()
-    disk.faults = [Fault("create", "ENOSPC", "checkpoint.tmp", nth=2)]
-    with pytest.raises(DiskError) as raised:
-        repair(disk)
-    assert raised.value.errno == errno.ENOSPC
-    assert outcome(disk) == "between"
-    (line,), _ = settle(disk, STORE, only_look=True)
-    assert "was interrupted" in line
-    settle(disk, STORE)
-    assert outcome(disk) == "after"
 
 
 # --- names of new files

@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal
 
 from indexd.audit.plan import AuditPlan, index_folder
-from indexd.audit.result import Audit, BrokerFile, Hole, Orphans
+from indexd.audit.result import Audit, BrokerFile, Hole
 from indexd.commitlog.lookup import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
@@ -122,22 +122,32 @@ class CrashCost:
         """The same in words, one line as a rule."""
         (start, verb), files = _WHEN[self.when], counted(len(self.thrown), "index file")
         throws = f"{start} {verb} throw away {files} with {counted(self.keys, 'key')}"
-        found = []
-        if not self.has_checkpoint:
-            trusts = "there is no checkpoint: an unclean start trusts no index file, and reads the log from its begin"
-            found.append(trusts)
-        if not self.thrown:
-            found.append(f"{start} {verb} throw away no index file")
-        elif not self.is_index_written:
-            found.append(f"{throws}, and nothing {verb} build them again: indexing is off in broker.conf")
-        elif not self.lost_keys:
-            found.append(f"{throws} and build all of them again from log byte {self.dispatch_offset} on")
-        else:
-            again = f"build again what stands from log byte {self.dispatch_offset} on"
-            found.append(f"{throws}, {again}, and {self.lost_keys:,} keys {verb} be lost")
-        if self.lost_keys and self.when == "next-start":
-            found.append("indexd repair before that start keeps them: the checkpoint then vouches for these files")
-        return found
+        is_built = self.thrown and self.is_index_written
+        lines = (
+            (
+                not self.has_checkpoint,
+                "there is no checkpoint: an unclean start trusts no index file, and reads the log from its begin",
+            ),
+            (not self.thrown, f"{start} {verb} throw away no index file"),
+            (
+                self.thrown and not is_built,
+                f"{throws}, and nothing {verb} build them again: indexing is off in broker.conf",
+            ),
+            (
+                is_built and not self.lost_keys,
+                f"{throws} and build all of them again from log byte {self.dispatch_offset} on",
+            ),
+            (
+                is_built and self.lost_keys,
+                f"{throws}, build again what stands from log byte {self.dispatch_offset} on, "
+                f"and {self.lost_keys:,} keys {verb} be lost",
+            ),
+            (
+                self.lost_keys and self.when == "next-start",
+                "indexd repair before that start keeps them: the checkpoint then vouches for these files",
+            ),
+        )
+        return [words for holds, words in lines if holds]
 
     def to_json(self) -> dict[str, Any]:
         """A line of ``--json``."""
@@ -262,24 +272,34 @@ def make_cause(what: str, *evidence: str) -> Cause:
 
 def hole_causes(audit: Audit, state: StoreState, config: Config) -> tuple[Cause, ...]:
     """The likely cause of each hole of ``audit.holes``, in the same order; reads nothing."""
-    judge = _Judge(audit, state, config)
-    return tuple(judge.cause(hole) for hole in audit.holes)
+    return tuple(map(_Judge(audit, state, config).cause, audit.holes))
 
 
-class _Around(NamedTuple):
+class _Around:
     # ``before`` ends before the hole, ``behind`` begins behind it; ``across`` has entries on both sides, ``inside`` are
     # all others that point into it. ``cut`` counts entries behind the hole's begin that are not there. ``orphans`` are
     # of files that hold by themselves; of one wrong entry, its own message is the one whose key is missing. ``begin``:
-    # how the hole begins, in words.
-    hole: Hole
-    before: BrokerFile | None
-    behind: BrokerFile | None
-    across: BrokerFile | None
-    inside: tuple[BrokerFile, ...]
-    cut: BrokerFile | None
-    orphans: tuple[Orphans, ...]
-    is_one_wrong_entry: bool
-    begin: str
+    # how the hole begins, in words. A message that straddles two files has entries in both, so both may touch the hole.
+    def __init__(self, hole: Hole, audit: Audit, files: list[BrokerFile], broken: set[str]) -> None:
+        self.hole = hole
+        before = [file for file in files if file.end <= hole.begin]
+        self.before = last = max(before, key=lambda one: (one.end, one.name), default=None)
+        behind = (file for file in files if file.end > hole.begin and file.begin >= hole.last)
+        self.behind = min(behind, key=lambda one: (one.begin, one.name), default=None)
+        rest = [file for file in files if file.end > hole.begin and file.begin < hole.last]
+        across = [file for file in rest if file.begin <= hole.begin and file.end >= hole.last]
+        self.across = across[-1] if across else None
+        self.inside = [file for file in rest if file not in across]
+        cut = (file for file in reversed(before) if file.header.index_count > file.count)
+        self.cut = next((file for file in cut if file.header.end_phy_offset >= hole.begin), None)
+        overlapping = (one for one in audit.orphans if one.low < hole.end and one.high >= hole.begin)
+        self.orphans = [one for one in overlapping if one.name not in broken]
+        places = [(one.low, one.high) for one in self.orphans]
+        self.is_one_wrong_entry = hole.messages == 1 and places == [(hole.begin, hole.begin)]
+        where = "with the log" if hole.begin == audit.log_begin else "at a message"
+        self.begin = f"it begins {where}, and no index file stands before it"
+        if last is not None:
+            self.begin = f"it begins right behind index/{last.name}, which is {'full' if last.is_full else 'not full'}"
 
 
 # What may be the cause, the first that holds: its name, whether it holds, and what speaks for it.
@@ -290,8 +310,9 @@ class _Judge:
     def __init__(self, audit: Audit, state: StoreState, config: Config) -> None:
         self._audit, self._state, self._config = audit, state, config
         self._files = [file for file in audit.files if file.entries]
-        self._broken = {_name(one.file) for one in audit.findings if one.what.startswith(_BROKEN)}
-        self._unreadable = sorted({_name(one.file) for one in audit.findings if one.what == "file-size"})
+        found = [(one.file.removeprefix("index/"), one.what) for one in audit.findings]
+        self._broken = {name for name, what in found if what.startswith(_BROKEN)}
+        self._unreadable = sorted({name for name, what in found if what == "file-size"})
         self._flavour = audit.eras[-1].flavour
         start = dispatch_start(state.segments, state.checkpoint or StoreCheckpoint(), config, self._flavour)
         self._dispatch_offset = start.begin if start is not None else audit.log_begin
@@ -299,40 +320,12 @@ class _Judge:
         self._cut = log_cut(audit, state, self._dispatch_offset)
 
     def cause(self, hole: Hole) -> Cause:
-        around = self._around(hole)
+        around = _Around(hole, self._audit, self._files, self._broken)
         if found := self._of_the_log(around) or self._of_a_file(around):
             return found
         rules, evidence = self._tail(around) if hole == self._audit.tail else self._between(around)
         what, _, why = next(rule for rule in rules if rule[1])
         return make_cause(what, *(one for one in (*evidence, why) if one))
-
-    def _around(self, hole: Hole) -> _Around:
-        # A message that straddles two files has entries in both, so both may touch the hole.
-        before = [file for file in self._files if file.end <= hole.begin]
-        rest = [file for file in self._files if file.end > hole.begin]
-        behind = [file for file in rest if file.begin >= hole.last]
-        rest = [file for file in rest if file.begin < hole.last]
-        across = [file for file in rest if file.begin <= hole.begin and file.end >= hole.last]
-        cut = [file for file in before if file.header.index_count > file.count]
-        cut = [file for file in cut if file.header.end_phy_offset >= hole.begin]
-        overlapping = [one for one in self._audit.orphans if one.low < hole.end and one.high >= hole.begin]
-        orphans = tuple(one for one in overlapping if one.name not in self._broken)
-        last = max(before, key=lambda one: (one.end, one.name), default=None)
-        begin = "with the log" if hole.begin == self._audit.log_begin else "at a message"
-        begin = f"it begins {begin}, and no index file stands before it"
-        if last is not None:
-            begin = f"it begins right behind index/{last.name}, which is {'full' if last.is_full else 'not full'}"
-        return _Around(
-            hole,
-            last,
-            min(behind, key=lambda one: (one.begin, one.name), default=None),
-            across[-1] if across else None,
-            tuple(file for file in rest if file not in across),
-            cut[-1] if cut else None,
-            orphans,
-            hole.messages == 1 and [(one.low, one.high) for one in orphans] == [(hole.begin, hole.begin)],
-            begin,
-        )
 
     def _of_the_log(self, around: _Around) -> Cause | None:
         audit, hole, orphans, files = self._audit, around.hole, around.orphans, self._files
@@ -372,7 +365,7 @@ class _Judge:
         hole, cut, across = around.hole, around.cut, around.across
         touched = [file.name for file in (across, *around.inside) if file is not None and file.name in self._broken]
         names = [
-            name
+            f"index/{name}"
             for name in self._unreadable
             if not (around.before and name <= around.before.name) and not (around.behind and name >= around.behind.name)
         ]
@@ -411,7 +404,7 @@ class _Judge:
             (
                 "file-unreadable",
                 names,
-                f"by its name {_shown(names)} belongs there, and its size is not that of an index file",
+                f"by its name {', '.join(names[:_NAMES_SHOWN])} belongs there, and its size is that of no index file",
             ),
         )
         found = [(what, why) for what, holds, why in rules if holds]
@@ -512,11 +505,3 @@ class _Judge:
             ("unknown", not self._files, "there is no index file"),
             ("index-off", True, begin),
         ), ["there is no lock file and no abort file: this is a copy" if is_copy else ended]
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(f"index/{name}" for name in names[:_NAMES_SHOWN])
-
-
-def _name(path: str) -> str:
-    return PurePosixPath(path).name

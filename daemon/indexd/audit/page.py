@@ -47,7 +47,6 @@ MEANINGS = {
 }
 # The cause of a hole that heals by itself.
 _PENDING = "not-dispatched-yet"
-_COLOURS = {_PENDING: "pending"}
 State = Literal["good", "warn", "bad"]
 _CUTS_SHOWN = 5
 _FINDINGS_SHOWN, _HOLES_SHOWN = 10, 20
@@ -144,30 +143,34 @@ def verdict_line(report: AuditReport) -> str:
         if gaps:
             size, entries = show_size(sum(gap.end - gap.begin for gap in gaps)), sum(gap.entries for gap in gaps)
             parts.append(f"{size} {words}, and {entries:,} entries name messages there")
-    if audit.index_findings:
-        parts.append(f"{counted(audit.index_findings, 'finding')} in the index files")
-    elif not audit.missing_keys and not audit.gaps:
-        parts.append("nothing wrong in the index files")
-    if report.queues is not None and not report.queues.is_sound:
-        parts.append("the ConsumeQueues have findings")
     whats = {cause.what for cause in report.causes}
-    if whats - {_PENDING, *LOG_CAUSES}:
-        parts.append(f"indexd repair mends {'the rest' if whats & LOG_CAUSES else 'it'}")
-    return "; ".join(parts)
+    more = (
+        (audit.index_findings, f"{counted(audit.index_findings, 'finding')} in the index files"),
+        (
+            not audit.index_findings and not audit.missing_keys and not audit.gaps,
+            "nothing wrong in the index files",
+        ),
+        (report.queues is not None and not report.queues.is_sound, "the ConsumeQueues have findings"),
+        (whats - {_PENDING, *LOG_CAUSES}, f"indexd repair mends {'the rest' if whats & LOG_CAUSES else 'it'}"),
+    )
+    return "; ".join([*parts, *(words for holds, words in more if holds)])
 
 
 def broker_line(report: AuditReport) -> str:
     """Whether a broker runs, or how the last one ended."""
-    state = report.state
-    lock = state.lock
-    if lock.alive:
-        pid = "a broker" if lock.pid is None else f"the broker (pid {lock.pid})"
-        return f"broker: {pid} {'runs' if lock.how == 'lock' else 'loads this store'}"
-    if lock.alive is None:
-        return f"broker: not known whether one runs: {printable(lock.why or '')}"
-    if not state.has_lock_file:
-        return "broker: none runs; there is no lock file: a copy, or a store that no broker since 4.2 has opened"
-    return f"broker: none runs; it was {'not stopped cleanly' if state.has_abort else 'stopped cleanly'}"
+    state, lock = report.state, report.state.lock
+    pid = "a broker" if lock.pid is None else f"the broker (pid {lock.pid})"
+    said = (
+        (lock.alive, f"{pid} {'runs' if lock.how == 'lock' else 'loads this store'}"),
+        (lock.alive is None, f"not known whether one runs: {printable(lock.why or '')}"),
+        (
+            not state.has_lock_file,
+            "none runs; there is no lock file: a copy, or a store that no broker since 4.2 has opened",
+        ),
+        (state.has_abort, "none runs; it was not stopped cleanly"),
+        (True, "none runs; it was stopped cleanly"),
+    )
+    return f"broker: {next(words for holds, words in said if holds)}"
 
 
 def flavour_line(report: AuditReport) -> str:
@@ -175,7 +178,7 @@ def flavour_line(report: AuditReport) -> str:
     found = report.audit
     eras = [f"{era.flavour} from log byte {era.begin} on" if at else era.flavour for at, era in enumerate(found.eras)]
     why = "by its entries" if any(file.entries for file in found.files) else "as configured: there are no entries"
-    return f"flavour: {', '.join(eras)} ({'as given' if found.is_flavour_given else why})"
+    return f"flavour: {', '.join(eras)} ({'as given' if report.plan.is_flavour_given else why})"
 
 
 def coverage_lines(report: AuditReport) -> Iterator[str]:
@@ -257,7 +260,13 @@ def _plot(report: AuditReport) -> dict[str, Any]:
     drawn = [
         (audit.log_begin, audit.log_end, "findable, where nothing else is drawn", "ok", 100),
         *(
-            (hole.begin, hole.end, printable(f"{hole.keys:,} keys not findable: {why}"), _COLOURS.get(why, "hole"), 100)
+            (
+                hole.begin,
+                hole.end,
+                printable(f"{hole.keys:,} keys not findable: {why}"),
+                "pending" if why == _PENDING else "hole",
+                100,
+            )
             for hole, why in holes
         ),
         *((file.begin, file.end + 1, printable(file.name), "t0", 8) for file in audit.files[-_ROWS_MAX:]),

@@ -122,18 +122,12 @@ def is_index_file(name: str) -> bool:
 def list_index(disk: Disk, folder: Path, notes: Findings | None = None) -> dict[str, int]:
     """Names and sizes of the index files, in the broker's order; whatever else is there into ``notes``.
 
-    UnsafeStoreError where something else stands than a folder.
+    DiskError where something else stands than a folder.
     """
-    try:
-        sizes = {name: stamp.size for name, stamp in disk.stamps(folder).items()}
-        names = [*sizes, *(f"{name}/" for name in disk.list_dirs(folder))]
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        if disk.exists(folder):
-            hint = "move it away; if indexing is meant to be off, no folder is needed"
-            raise UnsafeStoreError(f"{folder} is a file, and a broker has a folder there", hint) from None
+    if not disk.exists(folder):
         return {}
+    sizes = {name: stamp.size for name, stamp in disk.stamps(folder).items()}
+    names = [*sizes, *(f"{name}/" for name in disk.list_dirs(folder))]
     if notes is not None:
         for name in names:
             if not is_index_file(name):
@@ -202,10 +196,8 @@ def _look(file: DiskFile, name: str, layout: IndexLayout, probe: LogProbe) -> Br
 
 def _written(file: DiskFile, layout: IndexLayout, count: int) -> int:
     # A header may count entries that were never written: those are zeros, to the end of what it counts.
-    if count <= 2 or read_entries(file, layout, count - 1, 1).any():
-        return count
     while count > 2:
-        first = max(count - ENTRIES_PER_READ, 1)
+        first = max(count - _WINDOW_ENTRIES, 1)
         written = np.flatnonzero(read_entries(file, layout, first, count - first).any(axis=1))
         if len(written):
             return first + int(written[-1]) + 1
@@ -261,7 +253,7 @@ def detect_flavours(
     """Ranges of the log by flavour, the first from 0 on; empty when no sampled message shows any. Raises DiskError."""
     options = DecoderOptions(frame_size_max=frame_size_max(config), check_crc=False)
     found: list[FlavourRange] = []
-    names, begin, is_told = list(FLAVOUR_NAMES), 0, False
+    names, begin = list(FLAVOUR_NAMES), 0
     with LogView(disk, config.store.commit_log_directories, config.store.segment_size, options) as lookup:
         log_begin = lookup.log.min_offset or 0
         readable = [file for file in files if file.is_readable and file.entries and file.end >= log_begin]
@@ -273,8 +265,8 @@ def detect_flavours(
                 found.insert(0, FlavourRange(begin, names[-1]))
                 names = list(FLAVOUR_NAMES)
             names, begin = [name for name in names if not told or name in told], file.begin
-            is_told = is_told or bool(told)
-    return [FlavourRange(0, names[-1]), *found] if is_told else []
+    # One that shows nothing leaves all of them.
+    return [FlavourRange(0, names[-1]), *found] if found or len(names) < len(FLAVOUR_NAMES) else []
 
 
 def _sample(
@@ -412,8 +404,9 @@ def plan_audit(
     if not (eras or given):
         eras = detect_flavours(disk, config, folder, layout, files)
     eras = eras or (FlavourRange(0, config.index.flavour),)
-    plan = AuditPlan(folder, log_begin, log_end, written, tuple(files), tuple(eras), given, layout, is_live=live)
-    plan.findings = findings
+    plan = AuditPlan(
+        folder, log_begin, log_end, written, tuple(files), tuple(eras), given, layout, is_live=live, findings=findings
+    )
     _cut(plan, probe, size, cuts)
     return plan
 

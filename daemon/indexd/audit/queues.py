@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexd.audit.plan import index_folder
 from indexd.audit.result import QUEUES_FOLDER, Audit, QueueSeen, QueuesSeen
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
@@ -67,11 +68,11 @@ class QueueMatcher:
     """Takes the messages of a stretch in the order of the log; ``wait`` is called with the bytes that are read next."""
 
     def __init__(self, disk: Disk, config: Config, wait: Callable[[int], None]) -> None:
-        assert config.store.store is not None
+        store = index_folder(config).parent
         self._disk, self._store, self._wait = disk, config.store, wait
         self._drops_cache = config.limits.drop_cache
-        self._root, self._file_size = config.store.store / QUEUES_FOLDER, config.store.consume_queue_file_size
-        self._batch_topics = _batch_topics(disk, config.store.store)
+        self._root, self._file_size = store / QUEUES_FOLDER, config.store.consume_queue_file_size
+        self._batch_topics = _batch_topics(disk, store)
         self._blocks: defaultdict[str, list[Columns]] = defaultdict(list)
         self._rows = 0
         self._seen = QueuesSeen()
@@ -171,8 +172,7 @@ def first_of_each(findings: Iterable[Finding], most: int, *, by_file: bool) -> l
 def _is_written(units: Units) -> NDArray[np.bool_]:
     phy_offset, size = units["phy_offset"], units["size"]
     blank = (phy_offset == 0) & ((size == _BLANK_SIZE) | ((size == 0) & (units["tags_code"] == 0)))
-    written: NDArray[np.bool_] = ~blank
-    return written
+    return np.asarray(~blank)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -195,8 +195,7 @@ def why_not(disk: Disk, config: Config) -> str | None:
 
     UnsafeStoreError where every file has one other size.
     """
-    store, wanted = config.store.store, config.store.consume_queue_file_size
-    assert store is not None
+    store, wanted = index_folder(config).parent, config.store.consume_queue_file_size
     if config.broker.store_type.lower() == "defaultrocksdb" or disk.exists(store / QUEUES_FOLDER / _ROCKSDB_FILE):
         return "the broker keeps them in RocksDB (storeType=defaultRocksDB)"
     # One that was cut short has some size of its own; a broker that is told otherwise makes all of them alike.
@@ -267,24 +266,23 @@ class QueuesAudit:
         if not self.is_sound:
             kinds = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
             said = f"{len(self.found):,} of {self.queues:,} queues differ from the log: {kinds}"
-        lines = [f"ConsumeQueues: {said}"]
-        for queue in self.found[:_WORST_SAID]:
-            name, first = (
-                f"{QUEUES_FOLDER}/{show_name(queue.topic, _TOPIC_LONGEST)}/{queue.queue_id}",
-                queue.findings.kept[0],
-            )
-            lines.append(f"  {name}: {len(queue.findings):,}, first {first.text}")
+        worst = [
+            f"  {QUEUES_FOLDER}/{show_name(queue.topic, _TOPIC_LONGEST)}/{queue.queue_id}: {len(queue.findings):,}, "
+            f"first {queue.findings.kept[0].text}"
+            for queue in self.found[:_WORST_SAID]
+        ]
         left_out = (
             (self.skipped_messages, "messages of BatchConsumeQueues, LMQs and topics without a folder"),
             (self.skipped_queues, "LMQs"),
             (self.left_out_units, "units that point to where the log could not be read"),
         )
-        if words := "; ".join(f"{count:,} {what}" for count, what in left_out if count):
-            lines.append(f"  not compared: {words}")
-        if self.deleted:
-            number, topics = sum(self.deleted.values()), len(self.deleted)
-            lines.append(f"  {number:,} messages of {topics:,} topics that have been deleted have no queue any more")
-        return lines
+        words = "; ".join(f"{count:,} {what}" for count, what in left_out if count)
+        deleted = f"{sum(self.deleted.values()):,} messages of {len(self.deleted):,} topics"
+        more = (
+            (words, f"  not compared: {words}"),
+            (self.deleted, f"  {deleted} that have been deleted have no queue any more"),
+        )
+        return [f"ConsumeQueues: {said}", *worst, *(line for holds, line in more if holds)]
 
 
 def join_queues(disk: Disk, config: Config, audit: Audit, parts: Sequence[QueuesSeen], *, is_live: bool) -> QueuesAudit:
@@ -292,8 +290,7 @@ def join_queues(disk: Disk, config: Config, audit: Audit, parts: Sequence[Queues
 
     A broker that ``is_live`` goes on behind the end of the log. Raises DiskError.
     """
-    store, file_size = config.store.store, config.store.consume_queue_file_size
-    assert store is not None
+    store, file_size = index_folder(config).parent, config.store.consume_queue_file_size
     messages, skipped = sum(part.messages for part in parts), sum(part.skipped_messages for part in parts)
     found, queues = QueuesAudit(messages=messages, skipped_messages=skipped), dict[str, QueueSeen]()
     for name, later in ((name, queue) for part in parts for name, queue in part.queues.items()):

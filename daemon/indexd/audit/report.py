@@ -137,8 +137,7 @@ class AuditReport:
     @property
     def is_sound(self) -> bool:
         """Every key is findable, all of the log was read and nothing is wrong; a crash's cost is no finding."""
-        is_whole = self.audit.is_sound and not self.audit.gaps
-        return is_whole and (self.queues is None or self.queues.is_sound)
+        return self.audit.is_sound and not self.audit.gaps and (self.queues is None or self.queues.is_sound)
 
     @property
     def entries_without_log(self) -> int:
@@ -158,10 +157,17 @@ class AuditReport:
                 yield from self.queues.rows() if self.queues is not None else ()
                 yield from self.answers.rows() if self.answers is not None else ()
                 yield self.crash.to_json()
-                lock = self.state.lock
-                row |= {"store": self.store, "broker": lock.how, "brokerAlive": lock.alive, "brokerPid": lock.pid}
-                row |= {"resumedTasks": self.resumed_tasks, "bytesRead": self.bytes_read}
-                row |= {"seconds": round(self.seconds, 3), "sound": self.is_sound}
+                row |= {
+                    "store": self.store,
+                    "broker": self.state.lock.how,
+                    "brokerAlive": self.state.lock.alive,
+                    "brokerPid": self.state.lock.pid,
+                    "flavourGiven": self.plan.is_flavour_given,
+                    "resumedTasks": self.resumed_tasks,
+                    "bytesRead": self.bytes_read,
+                    "seconds": round(self.seconds, 3),
+                    "sound": self.is_sound,
+                }
             yield row
 
 
@@ -255,7 +261,6 @@ def join(plan: AuditPlan, parts: Sequence[TaskResult]) -> Audit:
         expired=tuple(gap for gap in expired if log_begin < gap.end <= log_end),
         files=tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.name)),
         eras=plan.eras,
-        is_flavour_given=plan.is_flavour_given,
         findings=tuple(first_of_each(findings.kept, NOTED_MAX, by_file=True)),
         counts=dict(sorted((+findings.counts).items())),
         orphans=_orphans(parts),

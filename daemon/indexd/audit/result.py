@@ -143,10 +143,15 @@ class Holes:
         for first, behind in pairwise([*begins.tolist(), len(lost)]):
             at, run = slice(first, behind), None
             if is_lost[first]:
-                oldest, newest = int(timestamps[at].min()), int(timestamps[at].max())
-                begin, last = int(phy_offsets[first]), int(phy_offsets[behind - 1])
-                keys, broken = int(lost[at].sum()), int(unreachable[at].sum())
-                run = Hole(begin, last, oldest, newest, behind - first, keys, unreachable=broken)
+                run = Hole(
+                    begin=int(phy_offsets[first]),
+                    last=int(phy_offsets[behind - 1]),
+                    begin_timestamp=int(timestamps[at].min()),
+                    end_timestamp=int(timestamps[at].max()),
+                    messages=behind - first,
+                    keys=int(lost[at].sum()),
+                    unreachable=int(unreachable[at].sum()),
+                )
             self.add(run)
 
 
@@ -226,8 +231,13 @@ class Gap:
 
     def to_json(self) -> dict[str, Any]:
         """An item of the summary of ``--json``."""
-        row = {"beginOffset": self.begin, "endOffset": self.end, "reason": self.reason, "entries": self.entries}
-        return row | {"missing": self.is_missing}
+        return {
+            "beginOffset": self.begin,
+            "endOffset": self.end,
+            "reason": self.reason,
+            "entries": self.entries,
+            "missing": self.is_missing,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +346,6 @@ class Audit(Totals):
     expired: tuple[Gap, ...]
     files: tuple[BrokerFile, ...]
     eras: tuple[FlavourRange, ...]
-    is_flavour_given: bool
     findings: tuple[Finding, ...]
     counts: dict[str, int]
     orphans: tuple[Orphans, ...] = ()
@@ -366,8 +375,7 @@ class Audit(Totals):
         yield from (file.to_json() for file in self.files)
         yield from (hole.to_json() | {"tail": hole == self.tail} for hole in self.holes)
         for finding in self.findings:
-            row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
-            yield {"kind": "finding", **row}
+            yield {"kind": "finding"} | asdict(finding)
         yield {
             "kind": "summary",
             "beginOffset": self.log_begin,
@@ -388,7 +396,6 @@ class Audit(Totals):
             "logBegin": self.log_begin_now,
             "expired": [{"beginOffset": gap.begin, "endOffset": gap.end} for gap in self.expired],
             "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
-            "flavourGiven": self.is_flavour_given,
             "findings": sum(self.counts.values()),
             "counts": self.counts,
         }

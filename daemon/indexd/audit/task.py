@@ -266,26 +266,42 @@ def check_file(
 
 
 def _check_header(opened: DiskFile, file: BrokerFile, walked: WalkedEntries, findings: Findings) -> None:
-    header, first, last = file.header, walked.first, walked.last
+    header, first, last, used = file.header, walked.first, walked.last, walked.used_slot_count
     is_unchanged = IndexHeader.unpack(opened.pread(HEADER_SIZE, 0)) == header
-    if header.index_count != file.count and (header.index_count > file.count or is_unchanged):
-        text = f"index count {header.index_count}, but the last entry that was put is {file.count - 1}"
-        findings.add(file.path, 36, "header-index-count", text)
-    if first is None or last is None:
-        return
-    rows = [("begin", 16, header.begin_phy_offset, first.phy_offset)]
-    # A repair leaves one more, so that a broker that starts does not index its last message again.
-    if is_unchanged and header.end_phy_offset != last.phy_offset + 1:
-        rows.append(("end", 24, header.end_phy_offset, last.phy_offset))
-    for name, position, here, wanted in rows:
-        if here != wanted:
-            text = f"{name} phy offset {here}, but the entries say {wanted}"
-            findings.add(file.path, position, f"header-{name}-phy-offset", text)
-    used = walked.used_slot_count
-    # Counted once a slot, before 4.7.1 at every put, and in between where a broker was upgraded meanwhile.
-    if is_unchanged and not used <= header.used_slot_count <= file.entries:
-        text = f"used slot count {header.used_slot_count}, but {file.entries} entries use {used} slots"
-        findings.add(file.path, 32, "header-used-slot-count", text)
+    rows = [
+        (
+            header.index_count > file.count or (header.index_count != file.count and is_unchanged),
+            36,
+            "index-count",
+            f"index count {header.index_count}, but the last entry that was put is {file.count - 1}",
+        )
+    ]
+    if first is not None and last is not None:
+        rows += [
+            (
+                header.begin_phy_offset != first.phy_offset,
+                16,
+                "begin-phy-offset",
+                f"begin phy offset {header.begin_phy_offset}, but the entries say {first.phy_offset}",
+            ),
+            # A repair leaves one more, so that a broker that starts does not index its last message again.
+            (
+                is_unchanged and header.end_phy_offset not in (last.phy_offset, last.phy_offset + 1),
+                24,
+                "end-phy-offset",
+                f"end phy offset {header.end_phy_offset}, but the entries say {last.phy_offset}",
+            ),
+            # Counted once a slot, before 4.7.1 at every put, and in between where a broker was upgraded meanwhile.
+            (
+                is_unchanged and not used <= header.used_slot_count <= file.entries,
+                32,
+                "used-slot-count",
+                f"used slot count {header.used_slot_count}, but {file.entries} entries use {used} slots",
+            ),
+        ]
+    for is_wrong, position, name, text in rows:
+        if is_wrong:
+            findings.add(file.path, position, f"header-{name}", text)
 
 
 def _reach(opened: DiskFile, count: int, layout: IndexLayout, slots: NDArray[np.int32]) -> NDArray[np.uint8]:

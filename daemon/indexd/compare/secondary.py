@@ -222,9 +222,8 @@ class SparseComparison:
 
 
 def _counts(mark: SegmentMark | None) -> str:
-    if mark is None:
-        return "nothing of the segment"
-    return f"{mark.messages} messages, {mark.offset_entries} offset and {mark.time_entries} time entries"
+    counts = "{} messages, {} offset and {} time entries"
+    return "nothing of the segment" if mark is None else counts.format(*mark[1:])
 
 
 def comparisons(

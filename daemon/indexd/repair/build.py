@@ -24,7 +24,7 @@ from indexd.index.entries import phy_offset_of, read_entries
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
 from indexd.recovery.open import LogRange
-from indexd.repair.plan import RepairPlan, RepairRange, findings_by_file
+from indexd.repair.plan import RepairPlan, RepairRange
 from indexd.storage.disk import Disk
 
 _HINT = "nothing was changed; --all builds the whole index anew"
@@ -42,10 +42,11 @@ def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairP
     Never where ``--flavour`` says what is wanted. Reads only the log of files that have such findings, twice. Raises
     DiskError.
     """
-    if report.audit.is_flavour_given:
+    if report.plan.is_flavour_given:
         return
-    gone, whats = {name for wanted in plan.ranges for name in wanted.replaces}, findings_by_file(report)
-    names = {file.name for file in report.plan.files if whats.get(file.path, set()) & _SIGNS} & gone
+    gone = {name for wanted in plan.ranges for name in wanted.replaces}
+    suspect = {one.file for one in report.audit.findings if one.what in _SIGNS}
+    names = {file.name for file in report.plan.files if file.path in suspect} & gone
     for task in report.plan.tasks:
         if (
             task.begin >= plan.ends_at

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import datetime
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -66,6 +65,12 @@ class RepairRange:
     replaces: tuple[str, ...]
     before: IndexHeader | None
 
+    def line(self) -> str:
+        """What would be done, for people."""
+        goes = f", in place of {counted(len(self.replaces), 'index file')}" if self.replaces else ""
+        where = f"{show_size(self.end - self.begin)} of log from {self.begin} on, about {self.keys:,} keys"
+        return f"{where}, indexed anew{goes}"
+
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
@@ -99,22 +104,21 @@ class RepairPlan:
 
     def lines(self) -> list[str]:
         """What would be done, for people: a line a kind of thing, what is built in the order in which it is."""
-        found = [f"{counted(len(self.kept), 'index file')} kept as before"]
-        for wanted in self.ranges:
-            goes = f", in place of {counted(len(wanted.replaces), 'index file')}" if wanted.replaces else ""
-            where = f"{show_size(wanted.end - wanted.begin)} of log from {wanted.begin} on, about {wanted.keys:,} keys"
-            found.append(f"{where}, indexed anew{goes}")
-        if self.at_stake:
-            found.append(
+        names = ", ".join(self.left_out[:10])
+        more = (
+            (
+                self.at_stake,
                 "the broker ended without a clean stop: its next start would throw away sound index files, or index "
-                "their last message again; the checkpoint is made to vouch for them"
-            )
-        if self.left_out:
-            names = ", ".join(self.left_out[:10])
-            found.append(f"left out, {counted(len(self.left_out), 'name')}: {names}")
-        if self.ranges and not self.is_flavour_known:
-            found.append(f"no index file says what the broker indexes: as flavour {self.eras[0].flavour} has it")
-        return found
+                "their last message again; the checkpoint is made to vouch for them",
+            ),
+            (self.left_out, f"left out, {counted(len(self.left_out), 'name')}: {names}"),
+            (
+                self.ranges and not self.is_flavour_known,
+                f"no index file says what the broker indexes: as flavour {self.eras[0].flavour} has it",
+            ),
+        )
+        kept = f"{counted(len(self.kept), 'index file')} kept as before"
+        return [kept, *(wanted.line() for wanted in self.ranges), *(words for holds, words in more if holds)]
 
     def behind_lines(self) -> list[str]:
         """What no repair makes findable, whether anything else is to be done or not."""
@@ -179,7 +183,7 @@ def plan_repair(disk: Disk, config: Config, report: AuditReport, *, everything: 
         ranges=tuple(reversed(ranges)),
         left_out=tuple(sorted(names)),
         eras=audit.eras,
-        is_flavour_known=audit.is_flavour_given or any(file.entries for file in audit.files),
+        is_flavour_known=report.plan.is_flavour_given or any(file.entries for file in audit.files),
         ends_at=ends_at,
         unreadable=unreadable,
         keys_behind=behind,
@@ -190,14 +194,6 @@ def plan_repair(disk: Disk, config: Config, report: AuditReport, *, everything: 
     )
 
 
-def findings_by_file(report: AuditReport) -> dict[str, set[str]]:
-    """Kinds of findings by the path inside the store that they name."""
-    found = defaultdict[str, set[str]](set)
-    for finding in report.audit.findings:
-        found[finding.file].add(finding.what)
-    return found
-
-
 def candidates(report: AuditReport) -> list[BrokerFile]:
     """Files that could stay, in the order of the log and of their names; what is missing inside them is not asked.
 
@@ -205,7 +201,7 @@ def candidates(report: AuditReport) -> list[BrokerFile]:
     of two whose entries overlap: which of them has a key that both could have is not known. None whose name is written
     in the digits of another script: where a new name sorts beside it depends on the broker's locale.
     """
-    whats, seen = findings_by_file(report), {file.name for file in report.audit.files}
+    wrong, seen = {one.file for one in report.audit.findings}, {file.name for file in report.audit.files}
     files = sorted((file for file in report.plan.files if file.is_readable and file.entries), key=_order)
     found, reach = list[BrokerFile](), -1
     for file, behind in pairwise([*files, None]):
@@ -213,7 +209,7 @@ def candidates(report: AuditReport) -> list[BrokerFile]:
         is_shared = reach > file.begin or (behind is not None and behind.begin < file.end)
         reach = max(reach, file.end)
         is_good = file.name in seen and file.end < report.audit.log_end and file.name.isascii()
-        if is_good and not is_shared and not whats.get(file.path) and (not found or found[-1].name < file.name):
+        if is_good and not is_shared and file.path not in wrong and (not found or found[-1].name < file.name):
             found.append(file)
     return found
 
@@ -262,11 +258,8 @@ class _Planner:
         self._ends_at = ends_at
         self._probe = LogProbe(disk, config)
         # Those with entries that point into what is looked at.
-        begin = report.audit.log_begin
-        there = (file for file in report.plan.files if file.entries and file.end >= begin)
-        self._files = sorted((file for file in there if file.points_into(0, ends_at)), key=_order)
-        # N - 1 entries a file.
-        self._capacity = max(report.plan.layout.index_num - 1, 1)
+        there = (file for file in report.plan.files if file.entries)
+        self._files = sorted((file for file in there if file.points_into(self._audit.log_begin, ends_at)), key=_order)
         self._holes = [hole for hole in self._audit.holes if hole.begin < ends_at]
         self._has_all_holes = self._audit.hole_count == len(self._audit.holes)
         # The same places are asked for again and again.
@@ -359,7 +352,8 @@ class _Planner:
         # No name of the future, whatever a clock has written: the broker's next ones have to sort behind.
         timestamp = min([*holes[:1], *files, self._report.state.looked_at])
         bounds = low.name if low is not None else None, high.name if high is not None else None
-        count = -(-(keys + (0 if self._has_all_holes else self._audit.missing_keys)) // self._capacity)
+        capacity = max(self._report.plan.layout.index_num - 1, 1)
+        count = -(-(keys + (0 if self._has_all_holes else self._audit.missing_keys)) // capacity)
         for wanted in (_SPARE_FACTOR * count + _SPARE, count + 1, count):
             if (found := names_between(*bounds, wanted, taken, timestamp)) is not None:
                 return found

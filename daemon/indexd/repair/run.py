@@ -20,7 +20,7 @@ from typing import Any
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.plan import index_folder, is_index_file, layout_of
-from indexd.audit.report import NO_MESSAGE
+from indexd.audit.report import NO_MESSAGE, OnProgress
 from indexd.audit.result import Gap
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
@@ -32,7 +32,6 @@ from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, t
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.lock import StoreLock, look_at_lock
 
-OnProgress = Callable[[int, int], None]
 # Manifest, checkpoint and directories.
 _SPARE_SIZE = 1 << 20
 _ENTRY_SIZE = 20
@@ -329,12 +328,11 @@ def _plan(disk: Disk, config: Config, on_audit: OnProgress, *, everything: bool)
         )
     plan = plan_repair(disk, config, report, everything=everything)
     refuse_losses(disk, config, report, plan)
-    notes = []
-    if report.state.checkpoint is None and plan.is_needed:
-        notes.append(
-            "there is no checkpoint: a repair makes one that vouches for the index alone; after an unclean stop the "
-            "broker reads the whole log again, which takes long and harms nothing"
-        )
+    no_checkpoint = (
+        "there is no checkpoint: a repair makes one that vouches for the index alone; after an unclean stop the "
+        "broker reads the whole log again, which takes long and harms nothing"
+    )
+    notes = [no_checkpoint] if report.state.checkpoint is None and plan.is_needed else []
     lines, left_alone = settle(disk, index_folder(config).parent, only_look=True)
     return PlannedRepair(report, plan, (*left_alone, *notes), tuple(lines))
 
@@ -373,10 +371,10 @@ def _complete(
     if last is not None:
         mark_end(disk, config, folder.index / last)
     # As most index files have them: one that somebody has put back may have others, and a foreign one says nothing.
-    names = [name for name, _ in disk.list_dir(store / "index") if is_index_file(name)]
+    old = [store / "index" / name for name, _ in disk.list_dir(store / "index") if is_index_file(name)]
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-    modes = Counter((store / "index" / name).stat().st_mode for name in names)
-    rights = modes.most_common(1)[0][0] if modes else (log.segments[-1].path if log.segments else store).stat().st_mode
+    like = old or [segment.path for segment in log.segments[-1:]] or [store]
+    rights = Counter(path.stat().st_mode for path in like).most_common(1)[0][0]
     # A link is the old index's file, too: what is changed there would be changed for an undo.
     for name in sorted(own):
         with disk.open_read(folder.index / name) as file:

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from indexd.commitlog.decoder import DecoderOptions
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.segments import list_segments
-from indexd.compare.index import BEHIND_LOG, NO_KEYS, NOTED_MAX, ComparedFile, compare_files, keys_of
+from indexd.compare.index import NO_KEYS, NOTED_MAX, ComparedFile, compare_files, keys_of
 from indexd.compare.secondary import comparisons
 from indexd.config import Config
 from indexd.errors import CorruptDataError, IndexdError
@@ -69,30 +70,30 @@ class DataOwner:
 
     def notes(self) -> list[str]:
         """What is not asked because of who works there, or was killed there."""
-        if self.is_unclean:
-            return [
+        daemon = f"indexd, pid {self.owner}, is"
+        rows = (
+            (
+                self.is_unclean,
                 "the last stop was unclean: indexd --recover or the next start mends it; "
-                "of the open file only the entries that the frontier names were checked"
-            ]
-        if self.is_opening:
-            return [f"indexd, pid {self.owner}, is opening the directory: of the open file only entries were checked"]
-        if self.owner is not None:
-            return [f"indexd, pid {self.owner}, is at work: what it has built since the last flush was not checked"]
-        return []
+                "of the open file only the entries that the frontier names were checked",
+            ),
+            (self.is_opening, f"{daemon} opening the directory: of the open file only entries were checked"),
+            (
+                self.owner is not None and not self.is_opening,
+                f"{daemon} at work: what it has built since the last flush was not checked",
+            ),
+        )
+        return [words for holds, words in rows if holds]
 
 
 def look(disk: Disk, files: DataFiles) -> DataOwner:
     """What stands there now. Raises UsageError without a frontier, CorruptDataError for one that cannot be read."""
     owner = owner_pid(files.lock)
     unclean = owner is None and disk.exists(files.abort)
-    frontier = known_frontier(disk, files)
-    return DataOwner(frontier, owner, owner is not None and not _is_building(disk, files, owner), unclean)
-
-
-def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
+    frontier, row = known_frontier(disk, files), read_state(disk, files.state)
     # A daemon writes where it stands at each drain, from the first one behind its recovery on.
-    row = read_state(disk, files.state)
-    return row.get("pid") == owner and "phyOffset" in row
+    is_building = row.get("pid") == owner and "phyOffset" in row
+    return DataOwner(frontier, owner, owner is not None and not is_building, unclean)
 
 
 @dataclass(slots=True)
@@ -225,13 +226,10 @@ def _check_once(
     disk: Disk, files: DataFiles, outputs: Sequence[Output[Any]], state: DataOwner, scope: CheckScope
 ) -> Findings:
     found, frontier = Findings(), state.frontier
-    layout, segment_size = frontier.layout, frontier.segment_size
-    if min(layout.hash_slot_num, layout.index_num, segment_size) < 1:  # every file would be read as what it is not
-        text = f"{layout.hash_slot_num} slots, {layout.index_num} entries, segments of {segment_size} bytes"
+    for text in _contradictions(frontier):
         found.add("frontier", 0, "frontier", text)
+    if len(found):  # every file would be read as what it is not
         return found
-    for text in check_frontier(frontier):
-        found.add("frontier", 0, "frontier", text)
     if (problem := _checkpoint_problem(disk, files, state)) is not None:
         found.add("checkpoint", 0, "checkpoint", problem)
     scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest)
@@ -242,10 +240,9 @@ def _check_once(
 
 def _log_begin(config: Config, disk: Disk) -> int | None:
     store = config.store
-    try:
+    with suppress(IndexdError):
         return list_segments(disk, store.commit_log_directories, store.segment_size).min_offset
-    except IndexdError:
-        return None
+    return None
 
 
 def _as_built(config: Config, frontier: Frontier) -> Config:
@@ -272,19 +269,28 @@ def _as_built(config: Config, frontier: Frontier) -> Config:
     )
 
 
-def check_frontier(frontier: Frontier) -> list[str]:
-    """What no pipeline writes: offsets out of order."""
-    found = []
-    if not 0 <= frontier.begin_offset <= frontier.phy_offset:
-        found.append(f"beginOffset {frontier.begin_offset} and phyOffset {frontier.phy_offset} are no range of a log")
-    found += [
-        f"uncovered range {gap.begin} to {gap.end} is none before phyOffset {frontier.phy_offset}"
-        for gap in frontier.uncovered
-        if not 0 <= gap.begin < gap.end <= frontier.phy_offset
+def _contradictions(frontier: Frontier) -> list[str]:
+    # What no pipeline writes: files without room, offsets out of order.
+    layout, segment_size, end = frontier.layout, frontier.segment_size, frontier.phy_offset
+    rows = [
+        (
+            min(layout.hash_slot_num, layout.index_num, segment_size) < 1,
+            f"{layout.hash_slot_num} slots, {layout.index_num} entries, segments of {segment_size} bytes",
+        ),
+        (
+            not 0 <= frontier.begin_offset <= end,
+            f"beginOffset {frontier.begin_offset} and phyOffset {end} are no range of a log",
+        ),
+        *(
+            (
+                not 0 <= gap.begin < gap.end <= end,
+                f"uncovered range {gap.begin} to {gap.end} is none before phyOffset {end}",
+            )
+            for gap in frontier.uncovered
+        ),
+        (frontier.filled_offset > end, f"refillOffset {frontier.filled_offset} lies behind phyOffset {end}"),
     ]
-    if frontier.filled_offset > frontier.phy_offset:
-        found.append(f"refillOffset {frontier.filled_offset} lies behind phyOffset {frontier.phy_offset}")
-    return found
+    return [text for is_wrong, text in rows if is_wrong]
 
 
 def _checkpoint_problem(disk: Disk, files: DataFiles, state: DataOwner) -> str | None:
@@ -354,13 +360,13 @@ class DeepComparison:
                 self._say(f"log bytes {item.begin} to {item.end} were not compared: {item.reason}")
                 is_known = any(gap.begin <= item.begin and item.end <= gap.end for gap in frontier.left_out)
                 if item.is_expired or not is_known:  # else it was passed over when they were built, too
-                    self._give_up_secondary(item.reason)
+                    self._finish_secondary(item.reason)
             on_bytes(log.position - done)
             done = log.position
         if log.log_end is not None:
             self._meet_end(log.log_end, log.unreadable)
-            self._give_up_secondary(f"the comparison ended at {log.log_end}")
-        self._finish_secondary(is_whole=True)
+            self._finish_secondary(f"the comparison ended at {log.log_end}")
+        self._finish_secondary()
         self._orphans_below(frontier.phy_offset)
         end = max((mark.header.end_phy_offset for mark in frontier.index if mark.header.entries), default=-1) + 1
         if refused := self._leave_out(frontier.phy_offset, max(end, frontier.phy_offset)):
@@ -371,33 +377,24 @@ class DeepComparison:
             self._say(f"{compared.left_out_entries} entries in all that were not compared for these reasons")
         return compared
 
-    def _give_up_secondary(self, reason: str) -> None:
-        # The log cannot be read there: what it comes to behind that nobody knows.
-        if self._secondary:
-            self._say(f"queues and sparse indexes were not compared from there on: {reason}")
-            self._finish_secondary(is_whole=False)
-
-    def _finish_secondary(self, *, is_whole: bool) -> None:
+    def _finish_secondary(self, unreadable: str = "") -> None:
+        # Where the log cannot be read, what it comes to behind that nobody knows.
+        if unreadable and self._secondary:
+            self._say(f"queues and sparse indexes were not compared from there on: {unreadable}")
         for one in self._secondary:
-            self._findings.merge(one.finish(self._frontier.phy_offset if is_whole else None))
+            self._findings.merge(one.finish(None if unreadable else self._frontier.phy_offset))
             self.compared.left_out += one.left_out
         self._secondary = []
 
     def _meet_end(self, log_end: int, unreadable: Corrupt | None) -> None:
         # The log ends before what the frontier covers, or in bytes that are no frame.
-        end, compared = self._frontier.phy_offset, self.compared
+        end = self._frontier.phy_offset
+        self.compared.left_out_entries += self._leave_out(log_end, end)
         if unreadable is not None:
-            compared.left_out_entries += self._leave_out(log_end, end)
             self._say(f"log bytes {log_end} to {end} were not compared: {unreadable.reason}")
-            return
-        self._orphans_below(log_end)
-        text = f"the log ends at {log_end}, but the frontier covers it to {end}"
-        self._findings.add("frontier", 0, "log-end", text)
-        for file in self._reached(end):
-            entries = file.take_below(end)
-            first = entries.only(slice(0 if compared.left_out_entries else 1))
-            file.note(first, BEHIND_LOG, first.number, first.number)
-            compared.left_out_entries += len(entries.number)
+        else:
+            text = f"the log ends at {log_end}, but the frontier covers it to {end}"
+            self._findings.add("frontier", 0, "log-end", text)
 
     def _compare_batch(self, batch: DispatchBatch) -> None:
         done = batch.begin_offset
