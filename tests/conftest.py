@@ -60,6 +60,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 #: Files that take minutes, the longest first: they begin first, or one process is at work alone in the end.
 _LONG = (
     *("test_broker", "test_remoting_through", "test_modes", "test_page", "test_audit_repair", "test_rewritten_real"),
+    "test_spark_cluster",
     *("test_broker_alive", "test_beside_shapes", "test_mqtt", "test_real_faults"),
     *("test_daemon_limits", "test_disturbed", "test_recover", "test_simulated", "test_install", "test_kill"),
     *("test_kafka_broker", "test_soak", "test_found"),

@@ -3,13 +3,12 @@
 Each part is a process that is started here and ended by its pid. What uses one is a process of its own, too: a classic
 session is one a process, and the tests' own is local::
 
-    with Standalone(folder, workers=2) as cluster:
-        out = output_of(start(sys.executable, "-c", SCRIPT, *cluster.flags))
+    with standalone(folder) as (flags, workers):
+        out = output_of(start(sys.executable, "-c", SCRIPT, *flags))
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -18,21 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pyspark
+from pyspark.sql import SparkSession
 
 from indexd.cli.jobs import spark_session
 from indexd.cli.output import common_options, load_config
 from indexd.spark.session import require_java, write_shim
 from support.daemon import environment
 from support.mosquitto import free_port
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SPARK_HOME = Path(pyspark.__file__).parent
 TESTS = Path(__file__).resolve().parents[1]
@@ -94,154 +91,95 @@ def spark_environment() -> dict[str, str]:
     }
 
 
-class Process:
-    """One JVM: its output in a file, its end by its pid."""
+@contextmanager
+def _jvm(command: list[str], log: Path, ready: str, **more: str) -> Iterator[psutil.Process]:
+    """A JVM once its output, in a file, holds these words; killed behind the block, with all that it started."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=spark_environment() | more,
+            cwd=log.parent,
+        )
 
-    def __init__(self, command: list[str], log: Path, env: Mapping[str, str]) -> None:
-        self.log = log
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(env),
-                cwd=log.parent,
-            )
-        self.pid = self._process.pid
+    def is_ready() -> bool:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        assert process.poll() is None, f"it ended:\n{text[-4000:]}"
+        return ready in text
 
-    def wait_for_words(self, words: str) -> None:
-        """Until its output holds them."""
-        wait_for(f"{words!r} in {self.log}", lambda: self._says(words))
-
-    def _says(self, words: str) -> bool:
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        assert self._process.poll() is None, f"it ended:\n{text[-4000:]}"
-        return words in text
-
-    def kill(self) -> None:
-        """SIGKILL for it and for what it started: executors, Python workers."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            below = psutil.Process(self.pid).children(recursive=True)
-            self._process.kill()
-            for process in below:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self._process.wait()
-
-
-class Standalone:
-    """A master and workers of one core each; for a ``with`` block.
-
-    ``flags`` are for commands of indexd: they name the master, and what a driver on loopback has to be told.
-    """
-
-    def __init__(self, folder: Path, *, workers: int = 2) -> None:
-        self._folder = folder
-        self._count = workers
-        self._started = 0
-        self.workers: list[Process] = []
-        port = free_port()
-        self.url = f"spark://{LOOPBACK}:{port}"
-        self.conf = {
-            "spark.driver.host": LOOPBACK,
-            "spark.driver.bindAddress": LOOPBACK,
-            "spark.driver.extraJavaOptions": FRUGAL,
-            "spark.executor.extraJavaOptions": FRUGAL,
-            "spark.executor.memory": "512m",
-            "spark.pyspark.python": sys.executable,
-            "spark.sql.shuffle.partitions": "2",
-        }
-        self.flags = ["--master", self.url]
-        for item in self.conf.items():
-            self.flags += ["--conf", "=".join(item)]
-
-    def __enter__(self) -> Self:
-        port = self.url.rpartition(":")[2]
-        self._master = self._start("master", "--host", LOOPBACK, "--port", port, "--webui-port", "0")
-        try:
-            self._master.wait_for_words("New state: ALIVE")
-            for _ in range(self._count):
-                self.add_worker(wait=False)
-            for worker in self.workers:
-                worker.wait_for_words("Successfully registered with master")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in (*self.workers, self._master):
-            process.kill()
-
-    def add_worker(self, *, wait: bool = True) -> Process:
-        """One more."""
-        options = ["--host", LOOPBACK, "--webui-port", "0", "--cores", "1", "--memory", "600m"]
-        options += ["--work-dir", str(self._folder / f"work{self._started}")]
-        worker = self._start("worker", *options, self.url)
-        self.workers.append(worker)
-        if wait:
-            worker.wait_for_words("Successfully registered with master")
-        return worker
-
-    def kill_executor(self, worker: Process) -> None:
-        """SIGKILL for one that runs; the worker starts another."""
-
-        def executors() -> list[psutil.Process]:
-            below = psutil.Process(worker.pid).children()
-            return [one for one in below if any("CoarseGrainedExecutor" in word for word in _words(one))]
-
-        wait_for("an executor", lambda: bool(executors()))
-        executors()[0].kill()
-
-    def _start(self, kind: str, *options: str) -> Process:
-        number, self._started = self._started, self._started + 1
-        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}.{kind.title()}", *options]
-        small = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": FRUGAL}
-        return Process(command, self._folder / f"{kind}{number}.log", spark_environment() | small)
-
-
-def _words(process: psutil.Process) -> list[str]:
     try:
-        words: list[str] = process.cmdline()
-    except psutil.Error:
-        return []
-    return words
+        wait_for(f"{ready!r} in {log}", is_ready)
+        yield psutil.Process(process.pid)
+    finally:
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for one in below:  # executors, Python workers
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
 
 
-class ConnectServer:
-    """A Spark Connect server over local[2]; for a ``with`` block. ``flags`` are for commands of indexd."""
+def _flags(conf: Mapping[str, str]) -> list[str]:
+    return [word for item in conf.items() for word in ("--conf", "=".join(item))]
 
-    def __init__(self, folder: Path) -> None:
-        self._log = folder / "connect.log"
-        self._port = free_port()
-        self.url = f"sc://{LOOPBACK}:{self._port}"
-        self.flags = ["--remote", self.url]
 
-    def __enter__(self) -> Self:
-        conf = {
-            "spark.connect.grpc.binding.address": LOOPBACK,
-            "spark.connect.grpc.binding.port": str(self._port),
-            "spark.driver.host": LOOPBACK,
-            "spark.driver.bindAddress": LOOPBACK,
-            "spark.driver.extraJavaOptions": FRUGAL,
-            "spark.sql.shuffle.partitions": "2",
-            "spark.ui.enabled": "false",
-        }
-        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"]
-        for item in conf.items():
-            command += ["--conf", "=".join(item)]
-        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-        self.process = Process(command, self._log, spark_environment())
-        try:
-            self.process.wait_for_words("Spark Connect server started at")
-        except BaseException:
-            self.process.kill()
-            raise
-        return self
+@contextmanager
+def standalone(folder: Path) -> Iterator[tuple[list[str], list[psutil.Process]]]:
+    """A master and two workers of one core each: what names them to commands of indexd, and the workers."""
+    port = str(free_port())
+    url = f"spark://{LOOPBACK}:{port}"
+    conf = {
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.extraJavaOptions": FRUGAL,
+        "spark.executor.extraJavaOptions": FRUGAL,
+        "spark.executor.memory": "512m",
+        "spark.pyspark.python": sys.executable,
+        "spark.sql.shuffle.partitions": "2",
+    }
+    small = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": FRUGAL}
+    command = [str(SPARK_HOME / "bin" / "spark-class")]
+    master = [*command, "org.apache.spark.deploy.master.Master", "--host", LOOPBACK, "--port", port]
+    worker = [*command, "org.apache.spark.deploy.worker.Worker", "--host", LOOPBACK, "--cores", "1"]
+    with ExitStack() as stack:
+        stack.enter_context(_jvm([*master, "--webui-port", "0"], folder / "master.log", "New state: ALIVE", **small))
+        workers = []
+        for number in range(2):
+            options = ["--webui-port", "0", "--memory", "600m", "--work-dir", str(folder / f"work{number}"), url]
+            log, ready = folder / f"worker{number}.log", "Successfully registered with master"
+            workers.append(stack.enter_context(_jvm([*worker, *options], log, ready, **small)))
+        yield ["--master", url, *_flags(conf)], workers
 
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
+
+def kill_executor(worker: psutil.Process) -> None:
+    """SIGKILL for one that runs; the worker starts another."""
+
+    def executors() -> list[psutil.Process]:
+        return [one for one in worker.children() if "java" in one.name()]
+
+    wait_for("an executor", lambda: bool(executors()))
+    executors()[0].kill()
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[list[str]]:
+    """A Spark Connect server over local[2]: what names it to commands of indexd."""
+    port = str(free_port())
+    conf = {
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.extraJavaOptions": FRUGAL,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]", *_flags(conf)]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    with _jvm(command, folder / "connect.log", "Spark Connect server started at"):
+        yield ["--remote", f"sc://{LOOPBACK}:{port}"]
 
 
 @contextmanager
@@ -252,14 +190,8 @@ def session_of(flags: Sequence[str]) -> Iterator[SparkSession]:
         yield spark
 
 
-def read_source(spark: SparkSession, store: Path, split_size: int) -> dict[str, Any]:
-    """What the data source finds in ``store``, and what it says of one that is not there."""
+def read_source(spark: SparkSession, store: Path, split_size: int) -> list[list[Any]]:
+    """What the data source finds in ``store``."""
     log = spark.read.format("rocketmq_commitlog").option("columns", "phyOffset,topic,keys")
-    log = log.option("splitSize", str(split_size))
-    rows = log.load(str(store)).collect()
-    missing = ""
-    try:
-        log.load(str(store / "nothing")).count()
-    except Exception as error:  # noqa: BLE001 - whichever Spark makes of it, the line is what counts
-        missing = str(error)
-    return {"rows": sorted([row["phyOffset"], row["topic"], row["keys"]] for row in rows), "missing": missing}
+    rows = log.option("splitSize", str(split_size)).load(str(store)).collect()
+    return sorted([row["phyOffset"], row["topic"], row["keys"]] for row in rows)

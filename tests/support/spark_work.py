@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
 from pathlib import Path
 
-from indexd.errors import CorruptDataError, DiskError, IndexdError
+from indexd.errors import CorruptDataError, DiskError
 
 
 def square(number: int) -> int:
@@ -19,11 +18,8 @@ def square(number: int) -> int:
 def where(_: int) -> dict[str, object]:
     """What this worker is, seen from inside."""
     return {
-        "pid": os.getpid(),
-        "parent": os.getppid(),
         "executable": sys.executable,
         "cache": os.environ.get("NUMBA_CACHE_DIR"),
-        "frozen": gc.get_freeze_count(),
     }
 
 
@@ -45,11 +41,6 @@ def raise_internal(_: int) -> int:
     """Fail as a defect would."""
     nobody: dict[str, int] = {}
     return nobody["a key that nobody has"]
-
-
-def raise_plain(_: int) -> int:
-    """An internal fault of ours."""
-    raise IndexdError("this cannot be")
 
 
 def die(number: int) -> int:

@@ -18,7 +18,7 @@ _TASKS_PER_WAVE = 4
 
 
 def audit_on_spark(
-    spark: SparkSession, config: Config, options: AuditOptions, progress: Report | None = None
+    spark: SparkSession, config: Config, options: AuditOptions, progress: Report = lambda *_: None
 ) -> AuditReport:
     """Every task of the audit on whatever ``spark`` runs on; ``progress`` gets (bytes done, bytes in all).
 
@@ -45,8 +45,13 @@ def audit_on_spark(
         for first in range(0, len(tasks), step):
             wave = list(tasks[first : first + step])
             sizes = [task.size for task in wave]
-            told = partial(_tell, progress, done, total) if progress is not None else None
-            fresh = run_tasks(spark, partial(_run, config=shared), wave, sizes=sizes, progress=told)
+            fresh = run_tasks(
+                spark,
+                partial(_run, config=shared),
+                wave,
+                sizes=sizes,
+                progress=lambda now, _: progress(done + now, total),  # noqa: B023 - over before the next wave
+            )
             for task, part in zip(wave, fresh, strict=True):
                 ended(task, part)
             parts += fresh
@@ -54,10 +59,6 @@ def audit_on_spark(
         return parts
 
     return run_audit(config, disk, options, make_plan, run)
-
-
-def _tell(progress: Report, before: int, total: int, done: int, _: int) -> None:
-    progress(before + done, total)
 
 
 def _run(task: AuditTask, config: Config) -> TaskResult:

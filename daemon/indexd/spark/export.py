@@ -35,11 +35,9 @@ from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles, building_of
 from indexd.storage.remote import disk_for
 
-Mode = Literal["error", "overwrite"]
 #: Partition -> the column that it is made of.
 PARTITIONS = {"topic": "topic", "day": "storeTimestamp"}
 _FACTS = "indexd"
-_GLOB = re.compile(r"([\[\]{}*?\\])")
 # Directories have one name for the empty topic and for none, Hive's; and no system's names hold a NUL.
 _TOPIC = "nullif(nullif(replace(topic, char(0), '\ufffd'), ''), '__HIVE_DEFAULT_PARTITION__')"
 # Store times of which the calendar of four digits has a day: 0001-01-01 to 9999-12-31.
@@ -57,7 +55,7 @@ class ExportRequest:
     """
 
     to: Path
-    mode: Mode = "error"
+    mode: Literal["error", "overwrite"] = "error"
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     topics: frozenset[str] | None = None
     begin: int | None = None
@@ -98,7 +96,6 @@ class Exported:
 
 def check_request(request: ExportRequest) -> None:
     """UsageError for what no log and no target could make right."""
-    to = request.to
     if request.begin is not None and request.end is not None and request.begin > request.end:
         raise UsageError(
             f"the first store time {request.begin} is behind the last one, {request.end}", "-b comes first"
@@ -110,11 +107,13 @@ def check_request(request: ExportRequest) -> None:
         raise UsageError("a partition is given twice", "name each once")
     if not request.written_columns:
         raise UsageError("no column is left for the files", "give more --columns, or fewer partitions")
-    if isinstance(to, RemotePath):
-        if "@" in to.parts[1] or "?" in to.parts[1]:
-            raise UsageError(f"--to {to} holds options", "give them to Hadoop: --conf spark.hadoop.fs.s3a.endpoint=...")
-    elif Disk().exists(to) and not to.is_dir():
-        raise UsageError(f"--to {to} is a file", "name a directory that is empty or not there")
+    if isinstance(request.to, RemotePath):
+        if "@" in request.to.parts[1] or "?" in request.to.parts[1]:
+            raise UsageError(
+                f"--to {request.to} holds options", "give them to Hadoop: --conf spark.hadoop.fs.s3a.endpoint=..."
+            )
+    elif Disk().exists(request.to) and not request.to.is_dir():
+        raise UsageError(f"--to {request.to} is a file", "name a directory that is empty or not there")
 
 
 def export(spark: SparkSession, config: Config, request: ExportRequest, progress: Report | None = None) -> Exported:
@@ -217,7 +216,7 @@ class _Target:
     """
 
     def __init__(self, spark: SparkSession, request: ExportRequest) -> None:
-        self._spark, self._to = spark, request.to
+        self._spark, self._to, self._is_whole = spark, request.to, False
         uri = hadoop_uri(request.to).rstrip("/")
         self.building = f"{uri}.building"
         jvm: Any = spark._jvm
@@ -229,7 +228,7 @@ class _Target:
             names = sorted(one.getPath().getName() for one in self._fs.listStatus(self._place))
         foreign = [name for name in names if not re.match(r"\.?(_SUCCESS|part-)|(topic|day)=", name)]
         if names and not foreign:
-            fields = spark.read.parquet(_GLOB.sub(r"\\\1", uri)).schema.fields
+            fields = spark.read.parquet(re.sub(r"([\[\]{}*?\\])", r"\\\1", uri)).schema.fields
             foreign = [] if any(_FACTS in one.metadata for one in fields) else names
         if foreign:
             raise UsageError(
@@ -256,6 +255,7 @@ class _Target:
                     f"{to} holds {held} of the {rows} messages that executors wrote",
                     "give a --to on a file system that the driver and all executors share",
                 )
+        self._is_whole = True
         self._fs.delete(self._place, True)
         if not self._fs.rename(self._beside, self._place):
             raise UnsafeStoreError(f"{self.building} could not be renamed to {self._to}", "rename it, it is whole")
@@ -264,5 +264,7 @@ class _Target:
 
     def close(self) -> None:
         """Remove what an export that failed has made; what cannot be removed the next one replaces."""
+        if self._is_whole:
+            return
         with suppress(*ENGINE_ERRORS):
             self._fs.delete(self._beside, True)

@@ -109,8 +109,9 @@ def count_split(config: Config, selection: Selection, split: Split) -> Iterator[
     """The count rows of one split; the last one, of kind SPLIT, says in JSON what was seen of it as a whole."""
     reader, flavour = RowReader(disk_for(config), config, split, _COLUMNS), FLAVOURS[config.index.flavour]
     # times: first, last, least, greatest store time and the first offset, once there is a message.
-    seen: dict[str, Any] = {"times": None, "entries": 0, "steps": 0, "silences": 0}
-    seen |= {"largestSteps": [], "largestSilences": []}
+    seen: dict[str, Any] = {
+        "times": None, "entries": 0, "steps": 0, "silences": 0, "largestSteps": [], "largestSilences": []
+    }  # fmt: skip
     tables: list[pa.Table] = []
     for batch in reader:
         # Index entries are counted of all messages.
@@ -225,7 +226,6 @@ def _figure_rows(
 
 #: Of the JSON: a field that changes its meaning or goes counts it up, a new one does not.
 VERSION = 4
-#: More rows of topics and times than this are told apart by topic alone.
 FIGURES_MAX = 1 << 18
 
 # RocketMQ returns no more than 64 messages to a query for a key.
@@ -248,9 +248,12 @@ def collect(
     selection: Selection,
     *,
     top: int = 20,
+    figures_max: int = FIGURES_MAX,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Count the log of ``config.store``; ``progress`` is told bytes of log.
+
+    More rows of topics and times than ``figures_max`` are told apart by topic alone.
 
     Raises what reading a log raises, and DisturbedError when it changes meanwhile.
     """
@@ -266,7 +269,7 @@ def collect(
     times = [split["times"] for split in seen if split["times"]]
     first, last = min((time[2] for time in times), default=None), max((time[3] for time in times), default=None)
     step = min(step_for((last or 0) - (first or 0)), HOUR)
-    contents = _contents(_figures(spark, counted, step), step) | _texts(spark, counted, top)
+    contents = _contents(_figures(spark, counted, step, figures_max), step) | _texts(spark, counted, top)
     counted.unpersist()
     entries, everything = sum(split["entries"] for split in seen), Selection()
     return {
@@ -296,7 +299,7 @@ def _collected(spark: SparkSession, frame: DataFrame) -> list[Row]:
     return rows
 
 
-def _figures(spark: SparkSession, counted: DataFrame, step: int) -> list[Row]:
+def _figures(spark: SparkSession, counted: DataFrame, step: int, figures_max: int) -> list[Row]:
     """kind, topic, at and amount of all that is no text: messages by ``step``, the other measures by the hour."""
     at, kind = F.col("at"), F.col("kind")
     is_measure = kind.isin(*MEASURES)
@@ -304,10 +307,10 @@ def _figures(spark: SparkSession, counted: DataFrame, step: int) -> list[Row]:
 
     def summed(place: Column) -> DataFrame:
         rows = counted.where(~kind.isin(*TEXTS, SPLIT)).groupBy(kind, "topic", place.alias("at"))
-        return rows.agg(F.sum("amount").alias("amount")).limit(FIGURES_MAX)
+        return rows.agg(F.sum("amount").alias("amount")).limit(figures_max)
 
     found = _collected(spark, summed(F.when(is_measure & (at != NO_TIME), at - F.pmod(at, length)).otherwise(at)))
-    if len(found) == FIGURES_MAX:
+    if len(found) == figures_max:
         found = _collected(spark, summed(F.when(is_measure, F.lit(NO_TIME)).otherwise(at)))
     return found
 
