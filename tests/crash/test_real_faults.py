@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from indexd.index.format import IndexLayout
 from support.beside_log import assert_beside, over_queues, spec
 from support.commitlog_writer import FrameSpec
-from support.daemon import index_files, indexd
+from support.daemon import Daemon, index_files, indexd
 from support.faults import (
     DISK_FAILED,
     UNSAFE,
@@ -34,6 +37,7 @@ from support.faults import (
     no_descriptors,
     under_permissions,
 )
+from support.missing import installing, missing
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 
 LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
@@ -344,6 +348,110 @@ def test_a_log_that_cannot_be_read_for_a_while(place: Place) -> None:
             assert "Input/output error" in daemon.wait_event("degraded")["problem"]
             check_calm(daemon)
         check_whole(daemon, place.end)
+
+
+# --- time ---
+
+DAY = 24 * 3600
+# Longer than a beat of the daemon may be late.
+STOPPED_SECONDS = 7
+
+
+class Clock:
+    """The time of day as one daemon sees it; times of files and the monotonic clock stay true, as in a real jump."""
+
+    def __init__(self, path: Path) -> None:
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+        if library is None:
+            missing(f"there is no libfaketime; {installing('faketime')}")
+        self._path = path
+        self.shift(0)
+        self.env = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(path),
+            "FAKETIME_CACHE_DURATION": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            # Its cure for a defect of old C libraries makes timed waits return at once.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+            "NO_FAKE_STAT": "1",
+        }
+
+    def shift(self, days: int) -> None:
+        """So many days away from the true time, from now on."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(f"{days * DAY:+d}\n")
+        fresh.replace(self._path)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    return Clock(tmp_path / "clock")
+
+
+def tells(state: dict[str, Any], days: int) -> bool:
+    """Whether the daemon has seen the jump."""
+    return bool(abs(state["writtenAt"] / 1000 - time.time() - days * DAY) < 60)
+
+
+def names(daemon: Daemon) -> list[str]:
+    return [path.name for path in index_files(daemon.data)]
+
+
+def test_a_clock_that_jumps_a_year_ahead_and_two_back(place: Place, clock: Clock) -> None:
+    place.env = clock.env
+    with place.running(1500) as daemon:
+        seen = names(daemon)
+        for days in (365, -365):
+            clock.shift(days)
+            daemon.wait_state(partial(tells, days=days))
+            place.log()
+            daemon.wait_durable(place.end)
+            # What was there keeps its place, what is new comes behind it, whatever the clock says.
+            assert names(daemon)[: len(seen)] == seen
+            assert len(names(daemon)) > len(seen)
+            seen = names(daemon)
+        assert int(seen[-1][:4]) == int(time.strftime("%Y", time.localtime(time.time() + 365 * DAY)))
+        check_calm(daemon)
+        check_whole(daemon, place.end)
+        assert not daemon.events("restored")
+
+
+def test_a_clock_that_was_set_back_between_two_unclean_starts(place: Place, clock: Clock) -> None:
+    """Unclean starts of what is now the future do not keep it from starting, and recovery does not mind."""
+    place.env = clock.env | {"INDEXD_UNCLEAN_STARTS_MAX": "1"}
+    place.log(1500)
+    for days in (0, 365):
+        clock.shift(days)
+        with place.daemon() as daemon:
+            daemon.wait_event("starting")
+    clock.shift(-365)
+    place.starts_well()
+
+
+def test_nothing_is_blamed_after_a_stop(place: Place) -> None:
+    with place.running() as daemon:
+        os.kill(daemon.pid, signal.SIGSTOP)
+        place.log(8000)
+        time.sleep(STOPPED_SECONDS)
+        assert daemon.state()["phyOffset"] < place.end
+        os.kill(daemon.pid, signal.SIGCONT)
+        daemon.wait_caught_up(place.end)
+        beats = int(daemon.state()["writtenAt"])
+        daemon.wait_state(lambda row: bool(row["writtenAt"] > beats + 3000))  # one look around and one beat, at least
+        assert not daemon.state()["stalled"]
+        assert not [row for row in daemon.events() if row["level"] != "info"]
+        check_whole(daemon, place.end)
+
+
+def test_stopped_and_then_ended_as_a_watchdog_does(place: Place) -> None:
+    """systemd sends ABRT to a service that does not answer; that is no way to write anything down."""
+    with place.running() as daemon:
+        os.kill(daemon.pid, signal.SIGSTOP)
+        place.log()
+        os.kill(daemon.pid, signal.SIGABRT)
+        os.kill(daemon.pid, signal.SIGCONT)
+        assert daemon.wait() == -signal.SIGABRT
+    place.run_again()
 
 
 # --- between a stop and a start ---

@@ -148,5 +148,5 @@ def test_ci_installs_all_that_tests_need() -> None:
     programs = {name for text in TESTS.values() for name in re.findall(r"\bneed\(\"([\w.-]+)\"\)", text)}
     packages = {PACKAGES.get(name, name) for name in programs}
     packages |= {name for text in TESTS.values() for name in re.findall(r"installing\(['\"]([\w.-]+)['\"]\)", text)}
-    assert {"strace", "prometheus", "zsh", "iproute2", "maven"} <= packages
+    assert {"strace", "prometheus", "zsh", "iproute2", "faketime", "maven"} <= packages
     assert {name for name in packages - ALWAYS if not re.search(rf"\b{name}\b", CI)} == set()

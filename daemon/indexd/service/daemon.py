@@ -43,6 +43,8 @@ _PATIENCE_SECONDS = 1.0
 # What passes before a message is in the queue at all: polling and settling.
 _READ_SECONDS = 0.1
 _BEAT_SECONDS = 2.0
+# A beat that is so late: the process was stopped, or the loop itself hung, which fed nobody meanwhile.
+_STOPPED_SECONDS = 5.0
 # An interval that a HUP has changed is followed within that time.
 _SCRUB_LOOK_SECONDS = 5.0
 # Names in one line of the log.
@@ -323,9 +325,14 @@ class Daemon:
 
     async def _watch_stages(self) -> None:
         # At least four times in the shortest limit.
-        seconds = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4)
+        seconds, last = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4), time.monotonic()
         while not self._finished.is_set():
-            self._beat()
+            now = time.monotonic()
+            if now - last > _STOPPED_SECONDS:
+                self._liveness.put_off(now - last)
+            else:
+                self._beat()
+            last = now
             await pause(self._finished, seconds)
 
     def _beat(self) -> None:

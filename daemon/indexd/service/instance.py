@@ -257,6 +257,11 @@ class StageLiveness:
         """Nothing is asked of the stage until its next sign."""
         self._signs[stage] = self._clock(), None, None
 
+    def put_off(self, seconds: float) -> None:
+        """Nothing is late because the process was stopped for so long (SIGSTOP, a frozen cgroup)."""
+        for name, (at, due, progress) in tuple(self._signs.items()):
+            self._signs[name] = at + seconds, None if due is None else due + seconds, progress
+
     def stalled(self) -> dict[str, float]:
         """Each stage that is overdue, with the seconds since its last sign."""
         now, signs = self._clock(), tuple(self._signs.items())
