@@ -194,8 +194,7 @@ def _contents(data: Path) -> list[tuple[str, bytes]]:
 
 def _run(*arguments: str) -> None:
     _say(f"   $ {' '.join((_PROGRAM, *arguments))}")
-    command = [sys.executable, "-m", "indexd", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "indexd", *arguments], capture_output=True, text=True, check=False)
     for line in (done.stdout + done.stderr).splitlines()[:_LINES_SHOWN]:
         _say(f"   {line}")
     if done.returncode != 0:

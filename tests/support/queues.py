@@ -33,7 +33,7 @@ def batches_of(log: Path, segment_size: int, *, rows_max: int = 4096) -> Iterato
         if isinstance(found, DispatchBatch):
             yield found
         elif not isinstance(found, Skipped):
-            if not reader.is_settling:
+            if not reader.settling_size:
                 reader.close()
                 return
             clock.now += 2.0

@@ -84,7 +84,7 @@ def drain(reader: LogReader, into: Drained | None = None) -> Drained:
             waited = False
         elif isinstance(found, Skipped):
             drained.skipped.append(found)
-        elif isinstance(found, NotYetWritten) and reader.is_settling and not waited:
+        elif isinstance(found, NotYetWritten) and reader.settling_size and not waited:
             assert isinstance(reader._clock, Clock)
             reader._clock.now += 2.0
             waited = True

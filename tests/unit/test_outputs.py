@@ -291,7 +291,7 @@ def test_queues_that_no_mark_names_go_and_what_is_not_ours_stays(tmp_path: Path)
     recovered = carried_out(disk, planned(disk, marks, root=root))
     assert tree(root) == ours | dict.fromkeys(foreign, b"x")
     assert not (root / "Gone").exists()
-    assert {root, root / "Topic0", root / "Topic0/0", root / "Half/1"} == set(recovered.directories())
+    assert {root, root / "Topic0", root / "Topic0/0", root / "Half/1"} == set(recovered.directories)
     assert planned(disk, marks, root=root).delete == ()
 
 

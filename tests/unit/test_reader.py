@@ -239,7 +239,7 @@ def test_an_older_log_behind_the_end_is_not_taken_for_a_proof(tmp_path: Path, wo
     frame = (tmp_path / f"{0:020d}").read_bytes()[new[-1] : old[3_000]]
     patch(tmp_path / f"{0:020d}", new[-1], frame.replace(b"new", b"old"))
     reader, drained = open_reader(tmp_path, **_AHEAD, workers=workers), Drained()
-    while not reader.is_settling:
+    while not reader.settling_size:
         found = reader.poll()
         if isinstance(found, DispatchBatch):
             drained.take(found)

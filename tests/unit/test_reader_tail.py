@@ -188,4 +188,4 @@ def test_the_end_of_a_log(tmp_path: Path, name: str) -> None:
     reader = play(tmp_path, data, steps, **options)
     assert reader.counters.settled == settled
     if not isinstance(steps[-1][1], int):  # else it may wait for a frame to settle
-        assert not reader.is_settling
+        assert not reader.settling_size

@@ -205,7 +205,9 @@ def run_audit(
         state, plan = look_at_store(scattered_disk, config), make_plan()
         queues = QueuesAudit(why_not(disk, config)) if options.queues else None
         with_queues = queues is not None and queues.why_not is None
-        stride = stride_for(plan.written - plan.log_begin, options.samples)
+        # Bytes of the log between two messages that are noted, 0 for none; a log that grows keeps it.
+        most = options.samples
+        stride = 1 << max(((plan.written - plan.log_begin) // most).bit_length() - 1, 0) if most else 0
         plan.tasks = [replace(task, stride=stride, queues=with_queues) for task in plan.tasks]
         found = [None] * len(plan.tasks) if kept is None else kept.begin(plan)
         left = [task for task, part in zip(plan.tasks, found, strict=True) if part is None]
@@ -387,11 +389,6 @@ class ResumeFile:
         what = replace(task, newest="", is_live=False, log_end=0, log_begin=task.log_begin if is_expiring else 0)
         inputs = [repr(what), *((str(path), stamps[path]) for path in paths)]
         return hashlib.sha256(repr(inputs).encode()).hexdigest()
-
-
-def stride_for(size: int, count: int) -> int:
-    """Bytes of a log of ``size`` between two messages that are noted, 0 for none; one that grows keeps it."""
-    return 1 << max((size // count).bit_length() - 1, 0) if count else 0
 
 
 def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[TaskResult], count: int) -> Answers:

@@ -133,8 +133,7 @@ def recover(args: argparse.Namespace, config: Config) -> int:
     prepare_compiler()
     from indexd.service.start import recover_now  # noqa: PLC0415 - loads numba
 
-    report = recover_now(config)
-    print_report(args, str(config.store.data), report)
+    print_report(args, str(config.store.data), recover_now(config))
     return 0
 
 

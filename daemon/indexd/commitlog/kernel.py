@@ -396,6 +396,19 @@ def _queue_place(buffer, pos, spans):  # type: ignore[no-untyped-def]
     return True, queue_offset, batch_size
 
 
+@numba.njit(nogil=True, forceinline=True)
+def _open_frame(buffer, pos, end, flags, check, crc_tables):  # type: ignore[no-untyped-def]
+    # (reason, topic, topic end, properties) of the frame at [pos, end), its checksums tested if asked.
+    magic = load_u32(buffer, pos + _4)
+    agree, body, body_end, topic, topic_end, properties = walk(buffer, pos, end, magic, flags)
+    if not agree:
+        return _LENGTHS, _0, _0, _0
+    reason = _NONE
+    if check:
+        reason = check_crc(buffer, pos, end, body, body_end, properties, crc_tables)
+    return reason, topic, topic_end, properties
+
+
 @numba.njit(nogil=True, cache=True)
 def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topics):  # type: ignore[no-untyped-def]
     """Frames of ``buffer[start:limit]`` into ``columns`` until something other than a message stands there.
@@ -423,14 +436,9 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
             return outcome, reason, pos, total, rows, keys
         end = pos + total
         flags = load_u32(buffer, pos + np.uint64(36))
-        magic = load_u32(buffer, pos + _4)
-        agree, body, body_end, topic, topic_end, properties = walk(buffer, pos, end, magic, flags)
-        if not agree:
-            return _CORRUPT, _LENGTHS, pos, total, rows, keys
-        if check:
-            reason = check_crc(buffer, pos, end, body, body_end, properties, crc_tables)
-            if reason != _NONE:
-                return _CORRUPT, reason, pos, total, rows, keys
+        reason, topic, topic_end, properties = _open_frame(buffer, pos, end, flags, check, crc_tables)
+        if reason != _NONE:
+            return _CORRUPT, reason, pos, total, rows, keys
         # A key takes at least two bytes of KEYS, and UNIQ_KEY and TAGS one entry each.
         if rows >= rows_max or keys + (end - properties) // np.uint64(2) + np.uint64(3) > keys_max:
             return _FULL, _NONE, pos, total, rows, keys

@@ -108,18 +108,14 @@ class Settling:
         """Forget: the reader has moved on."""
         self.offset = -1
         self.is_frame = False
-        self._data = b""
+        self.data = b""
         self._since = 0.0
-
-    def size_at(self, offset: int) -> int:
-        """How many bytes of whole frames settle at ``offset``; 0 for none."""
-        return len(self._data) if self.is_frame and self.offset == offset else 0
 
     def unchanged_for(self, offset: int, data: bytes, seconds: float, *, is_frame: bool) -> bool:
         """Whether ``data`` has stood at ``offset`` for so long; remembers it otherwise."""
         now = self._clock()
-        if self.offset != offset or self._data != data:
-            self.offset, self._data, self._since = offset, data, now
+        if self.offset != offset or self.data != data:
+            self.offset, self.data, self._since = offset, data, now
         self.is_frame = is_frame
         return self._since < now and now - self._since >= seconds
 
@@ -281,9 +277,9 @@ class LogReader:
         return True
 
     @property
-    def is_settling(self) -> bool:
-        """A whole frame stands at ``position`` and only has to stay as it is for the settle time."""
-        return self._settling.is_frame and self._settling.offset == self.position
+    def settling_size(self) -> int:
+        """Bytes of whole frames at ``position`` that only have to stay as they are for the settle time; 0 for none."""
+        return len(self._settling.data) if self._settling.is_frame and self._settling.offset == self.position else 0
 
     @property
     def is_undecided(self) -> bool:
@@ -481,7 +477,7 @@ class LogReader:
     def _read_newest(self, size: int) -> Poll:
         # Nothing is known to stand behind the frame at the position, or what does is older and proves nothing: it has
         # to settle, and with it, at once, all that stands behind it now.
-        size = self._settling.size_at(self.position) or size
+        size = self.settling_size or size
         limit, (outcome, reason, taken, total, batch) = self._decode(size, self._checked_rules)
         if batch is not None:
             return self._settle(batch, taken)

@@ -132,8 +132,7 @@ class Match(NamedTuple):
 
     def of(self, at: slice) -> Match:
         """Some of the entries."""
-        parts = {name: getattr(self, name)[at] for name in ("row", "is_known", "kind", "wanted")}
-        return self._replace(**parts)
+        return self._replace(**{name: getattr(self, name)[at] for name in ("row", "is_known", "kind", "wanted")})
 
 
 def match_entries(keys: Keys, entries: Entries, is_findable: Flags) -> Match:

@@ -184,7 +184,7 @@ def _walk(
     sound = compared.copy()
     while reader.position < end or entries.phy_offset < _NEVER:
         poll = reader.poll()
-        if isinstance(poll, NotYetWritten) and reader.is_settling:
+        if isinstance(poll, NotYetWritten) and reader.settling_size:
             # The newest message of the log: there it is, it only has to prove itself.
             time.sleep(_SETTLE_PAUSE)
             continue

@@ -366,8 +366,7 @@ def env_name(key: str) -> str:
 def _info(section: str, field: FieldInfo) -> KeyInfo:
     kind = next((item for item in field.metadata if isinstance(item, Kind)), None)
     if kind is None:  # a closed list of words
-        words = get_args(field.annotation)
-        kind = Kind("|".join(words), str)
+        kind = Kind("|".join(get_args(field.annotation)), str)
     limits = [
         kind.show(bound)
         for name in ("ge", "le")

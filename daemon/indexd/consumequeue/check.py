@@ -147,8 +147,7 @@ def recover_queues(
         marks = ()
     for mark in marks:
         folder = queue_directory(directory, mark.topic, mark.queue_id)
-        sizes = found.get(folder, {})
-        reason = _fault(disk, directory, mark, sizes, held.file_size, is_unclean=scope.is_unclean)
+        reason = _fault(disk, directory, mark, found.get(folder, {}), held.file_size, is_unclean=scope.is_unclean)
         if reason is not None:
             reasons.append(f"ConsumeQueue {mark.topic}/{mark.queue_id}: {reason}")
             is_anew |= mark.max_phy_offset > scope.log_begin  # else all of it has expired

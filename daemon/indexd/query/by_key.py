@@ -308,8 +308,7 @@ def query_offsets(
             last_update = LastUpdate(header.end_timestamp, header.end_phy_offset)
         if header.is_time_matched(begin, end):
             try:
-                left = max_num - len(found)
-                found += reader.select_phy_offset(key_hash, left, begin, end, header, newest, check)
+                found += reader.select_phy_offset(key_hash, max_num - len(found), begin, end, header, newest, check)
             except struct.error:
                 raise CorruptDataError(f"index file {reader.file.path} ends before its slots do") from None
         if header.begin_timestamp < begin or len(found) >= max_num:

@@ -267,8 +267,7 @@ class _Opening:
         wanted = [(output, kept.held) for output, is_wanted, kept in self._kept if is_wanted]
         for output, held in ((self.index, recovered.files), *wanted):
             output.load(held)
-        outputs = [self.index, *(output for output, _ in wanted)]
-        return Pipeline(disk, self.files, outputs, self.base, detector)
+        return Pipeline(disk, self.files, [self.index, *(output for output, _ in wanted)], self.base, detector)
 
     def _comparison(self, end: int) -> Comparison:
         queues_from = partial(self._queues, end=end)

@@ -75,8 +75,7 @@ def rebuild(
         reader.log_limit = log_limit
         reader.refresh()
         reader.position = reader.log.min_offset or 0
-        fresh = fresh_frontier(config, store)
-        frontier = replace(fresh, begin_offset=reader.position, phy_offset=reader.position)
+        frontier = replace(fresh_frontier(config, store), begin_offset=reader.position, phy_offset=reader.position)
         pipeline = Pipeline(disk, files, outputs, frontier, LogChangeDetector(disk, lambda: reader.log))
         started = time.monotonic()
         unreadable = _build(disk, reader, pipeline, on_progress)

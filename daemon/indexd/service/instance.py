@@ -308,8 +308,7 @@ class Starts:
     def _read(self) -> list[int]:
         if not self._disk.exists(self._path):
             return []
-        words = self._disk.read(self._path).split()
-        return [int(word) for word in words if word.isdigit() and len(word) < 20]
+        return [int(word) for word in self._disk.read(self._path).split() if word.isdigit() and len(word) < 20]
 
 
 @dataclass(slots=True)

@@ -159,8 +159,7 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
                 "look at the topics with indexd stats; nothing was written",
             )
         figures = {} if target is None else target.finish(rows)
-    seconds = time.monotonic() - started
-    return Exported(rows, log_end.first, end.offset, tuple(missing), seconds, **figures)
+    return Exported(rows, log_end.first, end.offset, tuple(missing), time.monotonic() - started, **figures)
 
 
 def _write(

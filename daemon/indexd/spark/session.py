@@ -217,8 +217,7 @@ def _start(options: SparkConfig, app: str, memory: str) -> SparkSession:
 
     if options.remote is not None:
         _reach(options.remote, 15002)
-        builder = SparkSession.builder.remote(options.remote).appName(app)
-        return builder.config(map=dict(options.conf)).getOrCreate()
+        return SparkSession.builder.remote(options.remote).appName(app).config(map=dict(options.conf)).getOrCreate()
     from pyspark.util import is_remote_only  # noqa: PLC0415 - optional
 
     if is_remote_only():
@@ -228,8 +227,7 @@ def _start(options: SparkConfig, app: str, memory: str) -> SparkSession:
         )
     if options.master.startswith("spark://"):
         _reach(options.master, 7077)
-    home = Path(os.environ["JAVA_HOME"])
-    conf = default_conf(options, home, memory)
+    conf = default_conf(options, Path(os.environ["JAVA_HOME"]), memory)
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         session = SparkSession.builder.master(options.master).appName(app).config(map=conf).getOrCreate()

@@ -287,6 +287,5 @@ def _rows_until(batch: DispatchBatch, end: int, *, is_first: bool) -> int:
     # How many messages of the batch end at ``end`` or before; one at least of the first.
     if batch.end_offset <= end:
         return batch.rows
-    begins = batch.columns.phy_offset[: batch.rows]
-    rows = int(np.searchsorted(begins, end, side="right")) - 1
+    rows = int(np.searchsorted(batch.columns.phy_offset[: batch.rows], end, side="right")) - 1
     return max(rows, 1) if is_first else max(rows, 0)

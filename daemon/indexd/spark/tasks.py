@@ -77,8 +77,7 @@ def task_frame(
 ) -> DataFrame:
     """The rows that `work` yields of the items, a partition an item; to be used within `run_job`."""
     # Of the items a task unpickles its own alone.
-    blobs = tuple(pickle.dumps(item) for item in items)
-    run = partial(_run_partition, work, blobs, is_local(spark))
+    run = partial(_run_partition, work, tuple(pickle.dumps(item) for item in items), is_local(spark))
     return spark.range(0, len(items), 1, max(len(items), 1)).mapInArrow(run, schema)
 
 

@@ -141,8 +141,7 @@ class SparseService(Output[SparseMark]):
         phy_offsets, sizes = batch.columns.phy_offset, batch.columns.size
         row = int(np.searchsorted(phy_offsets[: batch.rows], self._phy_offset))
         while row < batch.rows:
-            growing = self._segment_of(int(phy_offsets[row]))
-            taken = growing.put(batch.columns, row, batch.rows)
+            taken = self._segment_of(int(phy_offsets[row])).put(batch.columns, row, batch.rows)
             if taken == row:
                 self.publish()
                 continue

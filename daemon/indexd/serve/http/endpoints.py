@@ -247,8 +247,7 @@ def add_messages(api: Api, queries: Queries, body_max: int) -> None:
             found = asked_for.answer(data.index)
             if isinstance(found, NotFound):
                 return found.reason, EMPTY_COVERED  # it was the log itself that was asked
-            row = message_fields(found) | Bodies(asked.body, body_max).of(found)
-            return to_json(row, OF_LISTS), FOUND
+            return to_json(message_fields(found) | Bodies(asked.body, body_max).of(found), OF_LISTS), FOUND
 
         body, result = await queries.query(find, lambda found: found[1])
         if isinstance(body, str):

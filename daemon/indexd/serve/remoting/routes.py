@@ -57,8 +57,7 @@ def own_place(config: Config) -> BrokerPlace:
 
 def wants_standard(command: RemotingCommand) -> bool:
     """Whether the body of an answer to this request has to be standard JSON."""
-    only = command.ext_fields.get("acceptStandardJsonOnly", "")
-    return command.version >= V4_9_4 or only.lower() == "true"
+    return command.version >= V4_9_4 or command.ext_fields.get("acceptStandardJsonOnly", "").lower() == "true"
 
 
 def read_json(body: bytes) -> Json:

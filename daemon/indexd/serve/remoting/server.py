@@ -496,8 +496,7 @@ async def serve_remoting(
     queries = Queries(config, board, config.remoting.remoting_queries_max, load_key_queries)
     processor = RemotingProcessor(config, board, limited, access.credentials, queries, patience or Patience())
     try:
-        server = RemotingServer(config, board, limited, listening, processor, access, limits)
-        await server.run(stop, queries.stop)
+        await RemotingServer(config, board, limited, listening, processor, access, limits).run(stop, queries.stop)
     finally:
         if processor.forwarder is not None:
             processor.forwarder.dialer.close()
