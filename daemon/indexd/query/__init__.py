@@ -46,6 +46,7 @@ from indexd.query.by_queue_and_time import (
     query_time,
 )
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
+from indexd.query.newest import Newest
 from indexd.query.questions import (
     ByKey,
     ByMessage,
@@ -65,6 +66,7 @@ QUESTIONS: tuple[type[Question], ...] = (
     ByQueueOffset,
     ByTime,
     ByMessage,
+    Newest,
 )
 
 __all__ = [
