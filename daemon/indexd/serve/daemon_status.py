@@ -277,7 +277,6 @@ class Status(_Figures):
         "Queries: found, empty_covered, empty_uncovered or error.", "queries", labels=("result",)
     )
     memory_bytes: int = text("Resident memory of the process, bytes.")
-    open_files: int = gauge("Descriptors that the process has open.", "descriptors")
     disk_used_ratio: float | None = gauge("How full the data's file system is, 0 to 1.", "ratio")
     disk_used_max: float = gauge("How full it may get before indexing waits, 0 to 1.", "ratio", "disk_used_max_ratio")
     last_shutdown_clean: bool | None = gauge("1 when the last run was stopped, 0 when it died.", "0 or 1")
@@ -541,7 +540,6 @@ class DaemonStatus:
             "lastEvent": self.events.last,
             "queries": dict(self.queries),
             "memoryBytes": resident_bytes(),
-            "openFiles": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names alone
             "diskUsedRatio": self.disk_used_ratio,
             "diskUsedMax": self.disk_used_max,
             "lastShutdownClean": self.last_shutdown_clean,
