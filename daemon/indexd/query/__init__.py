@@ -46,7 +46,6 @@ from indexd.query.by_queue_and_time import (
     query_time,
 )
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
-from indexd.query.newest import Newest
 from indexd.query.questions import (
     ByKey,
     ByMessage,
@@ -66,7 +65,6 @@ QUESTIONS: tuple[type[Question], ...] = (
     ByQueueOffset,
     ByTime,
     ByMessage,
-    Newest,
 )
 
 __all__ = [
