@@ -90,7 +90,6 @@ CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "index": (files_to_json, files_from_json),
     "consumeQueue": (QueuesMark.to_json, QueuesMark.from_json),
     "sparse": (SparseMark.to_json, SparseMark.from_json),
-    "topics": (dict, dict),
 }
 
 

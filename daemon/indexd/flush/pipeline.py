@@ -29,7 +29,6 @@ from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.config import Config
 from indexd.consumequeue.store import ConsumeQueueStore
-from indexd.consumequeue.topics import TopicCounts
 from indexd.errors import DiskError, DisturbedError, MissingStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, StoreCheckpoint, Uncovered, add_uncovered, write_frontier
 from indexd.index.file import IndexService
@@ -44,7 +43,6 @@ OUTPUTS: tuple[type[Output[Any]], ...] = (
     IndexService,
     ConsumeQueueStore,
     SparseService,
-    TopicCounts,
 )
 
 # So many files are synced one after the other; of more, so many at once.
