@@ -44,6 +44,14 @@ class HasHits(Generic[H]):
     def __iter__(self) -> Iterator[H]:
         return iter(self.hits)
 
+    def to_dict(self) -> dict[str, Any]:
+        """See the class."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as ``to_dict``."""
+        return self.to_dict()
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
