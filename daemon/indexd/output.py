@@ -288,12 +288,10 @@ def ratio(part: int, whole: int) -> float:
     return round(part / whole, 4) if whole > 0 else 0.0
 
 
-def find_nonzero(
-    file: DiskFile, position: int, end: int, on_bytes: Callable[[int], None] = lambda _: None
-) -> tuple[int, int]:
+def find_nonzero(file: DiskFile, position: int, end: int) -> tuple[int, int]:
     """The first byte of ``[position, end)`` that is not zero, and how many there are; holes are not read."""
     first = found = 0
-    for begin, block in _nonzero_blocks(file, position, end, on_bytes):
+    for begin, block in _nonzero_blocks(file, position, end):
         wrong = np.flatnonzero(block)
         first, found = first or begin + int(wrong[0]), found + len(wrong)
     return first, found
@@ -309,9 +307,7 @@ def clear_behind(file: DiskFile, position: int) -> None:
         file.pwrite(bytes(len(block)), begin)
 
 
-def _nonzero_blocks(
-    file: DiskFile, position: int, end: int, on_bytes: Callable[[int], None] = lambda _: None
-) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+def _nonzero_blocks(file: DiskFile, position: int, end: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     # Parts of ``[position, end)`` that are not all zero, and where each begins.
     buffer = np.empty(_READ_SIZE, dtype=np.uint8)
     while (begin := file.next_data(position)) < end:
@@ -320,6 +316,4 @@ def _nonzero_blocks(
             break
         if block.any():
             yield begin, block
-        on_bytes(begin + len(block) - position)
         position = begin + len(block)
-    on_bytes(max(end - position, 0))

@@ -181,8 +181,15 @@ class Throttle:
 
     def poll(self) -> Poll:
         """What the reader's ``poll`` returns, once it may read."""
-        if self._memory_max:
-            self._wait_for_memory()
+        # With an empty queue waiting helps nobody: then it is what the process needs at least.
+        while (
+            self._memory_max
+            and len(self._queue)
+            and resident_bytes() > self._memory_max
+            and not self._stop.wait(_MEMORY_SECONDS)
+        ):
+            self._hurry()
+            self._on_wait()
         if not self._rate_max:
             return self._reader.poll()
         while (left := self._paid_at - self._clock()) > 0 and not self._stop.wait(min(left, _PIECE_SECONDS)):
@@ -208,17 +215,6 @@ class Throttle:
             return float(self._rate_max)
         (first, was), (last, is_now) = self._ends[0], self._ends[-1]
         return max(float(self._rate_max), _GROWTH_FACTOR * (is_now - was) / (last - first))
-
-    def _wait_for_memory(self) -> None:
-        # With an empty queue waiting helps nobody: then it is what the process needs at least.
-        while (
-            self._memory_max
-            and len(self._queue)
-            and resident_bytes() > self._memory_max
-            and not self._stop.wait(_MEMORY_SECONDS)
-        ):
-            self._hurry()
-            self._on_wait()
 
 
 def resident_bytes() -> int:

@@ -115,7 +115,10 @@ class Workers:
             raise CrowdedError("as many queries wait as may")
         self._loop = asyncio.get_running_loop()
         while len(self._threads) < self._threads_max:
-            self._start(len(self._threads))
+            number = len(self._threads)
+            thread = threading.Thread(target=self._work, args=(number == 0,), name=f"query-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
         future = self._loop.create_future()
         self._asked.add(future)
         future.add_done_callback(self._asked.discard)
@@ -142,11 +145,6 @@ class Workers:
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0))
         return sum(thread.is_alive() for thread in self._threads)
-
-    def _start(self, number: int) -> None:
-        thread = threading.Thread(target=self._work, args=(number == 0,), name=f"query-{number}", daemon=True)
-        thread.start()
-        self._threads.append(thread)
 
     def _work(self, is_first: bool) -> None:
         questions = self._first if is_first else self._long

@@ -57,16 +57,11 @@ class DataOwner:
     is_unclean: bool
 
     @property
-    def is_at_rest(self) -> bool:
-        """Nobody works there, and the last one who did has stopped cleanly."""
-        return self.owner is None and not self.is_unclean
-
-    @property
     def condition(self) -> Condition:
         """What may be asked of the files that grow."""
-        if self.is_at_rest:
-            return Condition.AT_REST
-        return Condition.CUT_SHORT if self.is_unclean or self.is_opening else Condition.GROWING
+        if self.is_unclean or self.is_opening:
+            return Condition.CUT_SHORT
+        return Condition.AT_REST if self.owner is None else Condition.GROWING
 
     def notes(self) -> list[str]:
         """What is not asked because of who works there, or was killed there."""
@@ -232,7 +227,7 @@ def _check_once(
         return found
     if (problem := _checkpoint_problem(disk, files, state)) is not None:
         found.add("checkpoint", 0, "checkpoint", problem)
-    scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest)
+    scope = replace(scope, condition=state.condition, is_complete=state.condition is Condition.AT_REST)
     for output in outputs:
         found.merge(output.check(frontier.outputs.get(output.name), scope))
     return found

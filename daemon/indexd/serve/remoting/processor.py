@@ -370,9 +370,8 @@ class Directory:
                 self._keep(command.ext_fields.get("topic", ""), answer.body)
                 answer.body = led
         elif is_unknown and place is not None and place.is_registered:
-            self._keep(
-                command.ext_fields.get("topic", ""), None
-            )  # it knows the broker, and the broker has no such topic
+            # It knows the broker, and the broker has no such topic.
+            self._kept.pop(command.ext_fields.get("topic", ""), None)
         elif is_unknown:
             found = await self._last_answer(place, address, command)
             return found if found.code == ResponseCode.SUCCESS else answer
@@ -416,11 +415,10 @@ class Directory:
 
         return await answer_from_index(answer, self._queries, command)
 
-    def _keep(self, name: str, body: bytes | None) -> None:
-        # In the place of what was kept; None: nothing any more. The oldest go where it is too much.
+    def _keep(self, name: str, body: bytes) -> None:
+        # In the place of what was kept. The oldest go where it is too much.
         self._kept.pop(name, None)
-        if body is not None:
-            self._kept[name] = body
+        self._kept[name] = body
         while sum(map(len, (*self._kept, *self._kept.values()))) > self._routes_max:
             del self._kept[next(iter(self._kept))]
 

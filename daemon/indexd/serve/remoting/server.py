@@ -13,12 +13,12 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
 from indexd.config import Config
+from indexd.dispatch.reput import pause
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.access import RemotingAccess, ip_of, read_access
@@ -360,8 +360,7 @@ class RemotingServer:
                 for connection in tuple(self.connections):
                     connection.look(loop.time())
                 self._show()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), self.limits.look_seconds)
+                await pause(stop, self.limits.look_seconds)
         finally:
             accepting.cancel()
             self._listening.close()
