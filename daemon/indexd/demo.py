@@ -202,5 +202,4 @@ def _run(*arguments: str) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    print(text, flush=True)

@@ -13,7 +13,7 @@ import pytest
 
 from indexd import __version__
 from indexd.cli.jobs import examine
-from indexd.config import load
+from indexd.config import load, prepare_compiler
 from indexd.spark import session
 from support.daemon import COMMAND, Daemon, compile_kernels, environment, indexd_here
 from support.small_log import SIZES, write_log
@@ -178,6 +178,7 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "file"))
+    prepare_compiler()  # as the command line does
     report = examined(remote="sc://host")  # which needs no Java, nor a cache that can be written
     assert (report["usable"], report["java"], report["runsOn"]) == (True, None, "sc://host")
     assert report["compiled"]["writable"] is False

@@ -25,7 +25,7 @@ from indexd.cli.output import (
     typed,
     wants_json,
 )
-from indexd.config import Config, check_outside, parse_count, parse_path, parse_seconds, prepare_compiler, printable
+from indexd.config import Config, check_outside, parse_count, parse_path, parse_seconds, printable
 from indexd.errors import UsageError
 from indexd.pages.wording import counted, show_size
 from indexd.storage.disk import Disk, OutputDisk
@@ -85,7 +85,6 @@ def audit(args: argparse.Namespace, config: Config) -> int:
         raise UsageError(f"--report and --resume are the same file: {printable(str(args.report))}", "name two files")
     for flag, path in places.items():
         _check_place(path, flag, config)
-    prepare_compiler()
     from indexd.audit import SAMPLES, AuditOptions, audit_here, load_kernels  # noqa: PLC0415 - loads numba, as those below
     from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - the same
 
@@ -132,7 +131,6 @@ def repair(args: argparse.Namespace, config: Config) -> int:
         raise UsageError("--undo puts back what was there: --all and --time-limit are for a repair")
     if not args.plan and not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise UsageError("indexd repair changes the store, and there is no terminal to ask", "say --yes, or --plan")
-    prepare_compiler()
     from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
     from indexd.repair.run import look  # noqa: PLC0415 - the same
 

@@ -40,7 +40,6 @@ from indexd.config import (
     parse_millis,
     parse_path,
     parse_place,
-    prepare_compiler,
     printable,
 )
 from indexd.errors import UsageError
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 
     from indexd.kafka.format import KafkaReport
     from indexd.recovery.rebuild import Rebuilt
+    from indexd.service.broker import BrokerLimit
     from indexd.spark.export import ExportRequest
 
 _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "numba")
@@ -175,7 +175,6 @@ def spark_session(config: Config, app: str, memory: str = "1g") -> AbstractConte
 
 def _check_places(config: Config, path: Path | None, flag: str) -> None:
     # What is wrong with these need not wait for a session.
-    prepare_compiler()
     from indexd.recovery.open import check_store  # noqa: PLC0415 - loads numba
 
     check_store(config)
@@ -203,7 +202,6 @@ def doctor(args: argparse.Namespace, config: Config) -> int:
 
 def examine(config: Config) -> dict[str, Any]:
     """Everything that is said, under its names in --json; ``problems`` are those that keep a job from starting."""
-    prepare_compiler()
     from indexd.spark.session import (  # noqa: PLC0415 - no other command loads it
         INSTALL_HINT,
         JAVA_MIN,
@@ -331,9 +329,13 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     if args.only is not None:
         outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
         config = config.model_copy(update={"outputs": outputs})
-    out = Path(args.out)
+    out, build = Path(args.out), _on_spark if uses_spark(config) else _here
+    from indexd.service.broker import BrokerLimit  # noqa: PLC0415 - loads numba
+
+    disk = disk_for(config) if build is _on_spark else Disk()
     try:
-        result, tasks = _on_spark(config, out) if uses_spark(config) else (_here(config, out), None)
+        with closing(BrokerLimit(config, disk)) as limit:
+            result, tasks = build(config, disk, out, limit)
     except KeyboardInterrupt:
         building = building_of(out)
         if not building.exists():
@@ -341,50 +343,41 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
         way = "is left: the next rebuild replaces it, or it can be removed"
         raise KeyboardInterrupt(f"interrupted; {printable(str(building))} {way}") from None
     if wants_json(args):
-        more = {"engine": config.spark.engine} | ({} if tasks is None else {"tasks": tasks})
-        print_json(_row(args.out, result) | more)
+        row = {
+            "out": args.out,
+            "messages": result.messages,
+            "entries": result.entries,
+            "bytes": result.bytes,
+            "seconds": round(result.seconds, 6),
+            "files": result.files,
+            "beginOffset": result.begin_offset,
+            "phyOffset": result.phy_offset,
+            "skippedBytes": result.skipped_bytes,
+            "unprovenBytes": result.unproven_bytes,
+            "leftOutMessages": result.left_out_messages,
+            "unreadableAt": result.unreadable and result.unreadable.offset,
+            "engine": config.spark.engine,
+        }
+        print_json(row | ({} if tasks is None else {"tasks": tasks}))
     else:
         _print_rebuilt(args.out, result, tasks)
     return 0
 
 
-def _here(config: Config, out: Path) -> Rebuilt:
-    prepare_compiler()
+def _here(config: Config, disk: Disk, out: Path, limit: BrokerLimit) -> tuple[Rebuilt, int | None]:
     from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
-    from indexd.service.broker import BrokerLimit  # noqa: PLC0415 - the same
 
-    disk = Disk()
-    with progress_bar("rebuild") as bar, closing(BrokerLimit(config, disk)) as limit:
-        return build(config, disk, out, bar, limit)
+    with progress_bar("rebuild") as bar:
+        return build(config, disk, out, bar, limit), None
 
 
-def _on_spark(config: Config, out: Path) -> tuple[Rebuilt, int]:
-    with spark_session(config, "indexd rebuild") as spark:
-        from indexd.service.broker import BrokerLimit  # noqa: PLC0415 - loads numba
-        from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
+def _on_spark(config: Config, disk: Disk, out: Path, limit: BrokerLimit) -> tuple[Rebuilt, int | None]:
+    with spark_session(config, "indexd rebuild") as spark, progress_bar("rebuild") as bar:
+        from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - loads numba
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
         from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
 
-        disk, tasks = disk_for(config), partial(run_tasks, spark)
-        with progress_bar("rebuild") as bar, closing(BrokerLimit(config, disk)) as limit:
-            return build(config, disk, out, tasks, bar, slots=slots(spark), log_limit=limit)
-
-
-def _row(out: str, result: Rebuilt) -> dict[str, Any]:
-    return {
-        "out": out,
-        "messages": result.messages,
-        "entries": result.entries,
-        "bytes": result.bytes,
-        "seconds": round(result.seconds, 6),
-        "files": result.files,
-        "beginOffset": result.begin_offset,
-        "phyOffset": result.phy_offset,
-        "skippedBytes": result.skipped_bytes,
-        "unprovenBytes": result.unproven_bytes,
-        "leftOutMessages": result.left_out_messages,
-        "unreadableAt": result.unreadable and result.unreadable.offset,
-    }
+        return build(config, disk, out, partial(run_tasks, spark), bar, slots=slots(spark), log_limit=limit)
 
 
 def _print_rebuilt(out: str, result: Rebuilt, tasks: int | None) -> None:
@@ -416,7 +409,6 @@ def _print_rebuilt(out: str, result: Rebuilt, tasks: int | None) -> None:
 
 def verify(args: argparse.Namespace, config: Config) -> int:
     """Check DATA; 1 if something does not hold."""
-    prepare_compiler()
     from indexd.verify import verify as check  # noqa: PLC0415 - loads numba
 
     with progress_bar("verify") as bar:
@@ -499,7 +491,6 @@ def _add_kafka(commands: Any) -> None:
 
 def check_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
     """Check DIR; 1 if something does not hold."""
-    prepare_compiler()
     from indexd.kafka.indexes import check  # noqa: PLC0415 - loads numba
 
     with progress_bar("kafka check") as bar:
@@ -511,7 +502,6 @@ def check_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG00
 
 def rebuild_kafka(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
     """Rebuild DIR's indexes; 1 if a segment was refused, or its log cannot be read to the end."""
-    prepare_compiler()
     from indexd.kafka.indexes import rebuild as rebuild_directory  # noqa: PLC0415 - loads numba
 
     with progress_bar("kafka rebuild") as bar:

@@ -115,13 +115,14 @@ def _call(argv: list[str]) -> int:
         return 0
     if args.recover and args.function is not run:
         parser.error(f"--recover is a command of its own, not an option of {args.command}")
-    code: int = (recover if args.recover else args.function)(args, load_config(args))
-    return code
+    function: Callable[..., int] = recover if args.recover else args.function
+    if function not in (demo, inspect.inspect, query.query, status.status):  # which never load numba
+        prepare_compiler()
+    return function(args, load_config(args))
 
 
 def run(args: argparse.Namespace, config: Config) -> int:
     """Run until a signal says stop."""
-    prepare_compiler()
     from indexd.service.start import run_daemon  # noqa: PLC0415 - loads numba
 
     run_daemon(config, lambda: load_config(args))
@@ -130,7 +131,6 @@ def run(args: argparse.Namespace, config: Config) -> int:
 
 def recover(args: argparse.Namespace, config: Config) -> int:
     """Verify and mend the data directory, catch up with the log, and say what was done."""
-    prepare_compiler()
     from indexd.service.start import recover_now  # noqa: PLC0415 - loads numba
 
     print_report(args, str(config.store.data), recover_now(config))

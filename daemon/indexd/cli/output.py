@@ -18,16 +18,14 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from tqdm import tqdm
 
 from indexd.config import KEYS, SECTIONS, Config, flag_name, load, parse_count, printable
 from indexd.errors import UsageError
+from indexd.findings import Findings
 from indexd.pages.wording import show_local, show_size
-
-if TYPE_CHECKING:
-    from indexd.findings import Findings
 
 V = TypeVar("V")
 EXIT_FINDINGS = 1
@@ -258,8 +256,7 @@ def add_command(
     """A sub-command described by ``text``, done by ``function``; ``shows``: keys that its help shows, too."""
     parser: Parser = commands.add_parser(name, parents=list(parents), help=first_clause(text), description=text)
     parser.shown_keys = parser.shown_keys.union(shows)
-    if function is not None:
-        parser.set_defaults(function=function)
+    parser.set_defaults(function=function)
     return parser
 
 

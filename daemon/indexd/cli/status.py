@@ -60,7 +60,7 @@ _OFFSETS = {
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
     text = "where the daemon stands: lag, outputs, events, what is the matter; of --data, or of --http HOST:PORT"
-    parser = add_command(commands, "status", [common], text, ["http"])
+    parser = add_command(commands, "status", [common], text, ["http"], status)
     parser.add_argument(
         "--watch",
         nargs="?",
@@ -72,7 +72,6 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument(
         "--ca", type=Path, metavar="FILE", help="speak https; certificates of who may vouch for the daemon, PEM"
     )
-    parser.set_defaults(function=status)
 
 
 def status(args: argparse.Namespace, config: Config) -> int:

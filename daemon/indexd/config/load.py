@@ -11,11 +11,10 @@ the second, since the file then does not say what its author thinks it says.
 
 from __future__ import annotations
 
-import difflib
 import re
 import stat
 import tomllib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from indexd.config.model import ENV_PREFIX, KEYS, SECTIONS, BrokerFacts, Config, env_name, flag_name, state_directory
-from indexd.config.units import JAVA_TRIM, ConflictError, parse_choice, parse_java_int, parse_path, printable, shown
+from indexd.config.units import (
+    JAVA_TRIM,
+    ConflictError,
+    nearest,
+    parse_choice,
+    parse_java_int,
+    parse_path,
+    printable,
+    shown,
+)
 from indexd.errors import UnsafeStoreError, UsageError
 
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
+_ALL = "see indexd --help-all for all of them"
 LARGEST_FILE = 2**20  # bytes; a configuration is a few KiB, and -c may name a segment by mistake
 
 
@@ -60,11 +69,6 @@ def read_file(key: str, given: Given) -> tuple[str, bytes]:
         ) from error
 
 
-def from_flags(flags: Mapping[str, str | list[str] | None]) -> dict[str, Given]:
-    """The flags that were given; None is a flag that was not."""
-    return {key: Given(value, flag_name(key)) for key, value in flags.items() if value is not None}
-
-
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     """Every INDEXD_ variable but INDEXD_CONFIG, which names a file and is no key."""
     names = {env_name(key): key for key in KEYS}
@@ -75,7 +79,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
             known = [known.removeprefix(ENV_PREFIX) for known in (*names, CONFIG_VARIABLE)]
             raise UsageError(
                 f"unknown environment variable {printable(name)}",
-                _nearest(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX),
+                nearest(name.removeprefix(ENV_PREFIX), known, _ALL, ENV_PREFIX),
             )
     return {names[name]: Given(value, f"environment {name}") for name, value in own.items()}
 
@@ -93,20 +97,15 @@ def from_toml(at: Given) -> dict[str, Given]:
     given: dict[str, Given] = {}
     for section, table in tables.items():
         if section not in SECTIONS or not isinstance(table, dict):
-            hint = f"put it under [{KEYS[section].section}]" if section in KEYS else _nearest(section, SECTIONS)
+            hint = f"put it under [{KEYS[section].section}]" if section in KEYS else nearest(section, SECTIONS, _ALL)
             raise UsageError(f"{shown(section)} (from {file}) is no table of settings", hint)
         for key, value in table.items():
             if key not in KEYS:
-                raise UsageError(f"unknown key {shown(key)} (from {file}, [{section}])", _nearest(key, KEYS))
+                raise UsageError(f"unknown key {shown(key)} (from {file}, [{section}])", nearest(key, KEYS, _ALL))
             if KEYS[key].section != section:
                 raise UsageError(f"{key} (from {file}) is under [{section}]", f"move it to [{KEYS[key].section}]")
             given[key] = Given(value, file)
     return given
-
-
-def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    found = difflib.get_close_matches(word[:64], known, n=1)
-    return f"did you mean {prefix}{found[0]}?" if found else "see indexd --help-all for all of them"
 
 
 TEXT_KEYS = {
@@ -216,7 +215,8 @@ def load(flags: Mapping[str, str | list[str] | None], config_file: Path | None, 
     flag was not given; `config_file` is -c.
     Raises UsageError for what is wrong in a source, UnsafeStoreError where mode offload meets a broker that indexes.
     """
-    given = _toml(config_file, environ) | from_environment(environ) | from_flags(flags)
+    given = _toml(config_file, environ) | from_environment(environ)
+    given |= {key: Given(value, flag_name(key)) for key, value in flags.items() if value is not None}
     if "broker_conf" in given:
         flavour = given["flavour"].value if "flavour" in given else KEYS["flavour"].default
         given = from_broker_conf(given["broker_conf"], given, flavour) | given

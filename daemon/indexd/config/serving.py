@@ -61,13 +61,6 @@ def is_peer(text: str) -> bool:
     return re.fullmatch(_PEER, text, re.ASCII) is not None
 
 
-# What a browser sends, letter by letter: another spelling would never meet it.
-_parse_origin = matching(
-    r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?",
-    "is not a list of origins: write https://host or http://host:port, several with , between",
-)
-
-
 Listen = Annotated[str, BeforeValidator(listens(9577)), Kind("HOST:PORT|off", str)]
 OptionalAddress = Annotated[Annotated[str, BeforeValidator(parse_peer)] | None, Kind("host:port", lambda _: "not set")]
 Host = Annotated[
@@ -76,7 +69,19 @@ Host = Annotated[
 OptionalHost = Annotated[Host | None, Kind("host", lambda _: "not set")]
 Text = Annotated[str, BeforeValidator(matching(r".*\S.*", "is not text of one line"))]
 OptionalText = Annotated[Text | None, Kind("text", lambda _: "not set")]
-Origins = Annotated[tuple[str, ...], BeforeValidator(listed(_parse_origin)), Kind("origins", lambda _: "none")]
+# What a browser sends, letter by letter: another spelling would never meet it.
+Origins = Annotated[
+    tuple[str, ...],
+    BeforeValidator(
+        listed(
+            matching(
+                r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?",
+                "is not a list of origins: write https://host or http://host:port, several with , between",
+            )
+        )
+    ),
+    Kind("origins", lambda _: "none"),
+]
 TopicPrefix = Annotated[
     str,
     BeforeValidator(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path, PosixPath
 from typing import Annotated, Any, Self, TypeVar
@@ -144,6 +145,13 @@ def show_size(value: int) -> str:
 def printable(text: str) -> str:
     """One line of text that any terminal prints: line ends, controls and lone surrogates become escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def nearest(word: str, names: Iterable[str], otherwise: str, prefix: str = "") -> str:
+    """The hint for a word that is none of these names, whatever its case; ``prefix`` stands before each of them."""
+    known = {name.lower(): name for name in names}
+    found = get_close_matches(word[:64].lower(), known, n=1)
+    return f"did you mean {prefix}{known[found[0]]}?" if found else otherwise
 
 
 def shown(value: object, limit: int = 120) -> str:

@@ -55,7 +55,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from indexd.errors import BusyError, DiskError, UsageError
+from indexd.errors import BusyError, UsageError
 from indexd.findings import Finding, Findings
 from indexd.sparse.format import INT32_MAX, INT64_MAX, PASSING_SUFFIXES
 from indexd.storage.disk import Disk
@@ -165,10 +165,7 @@ def find_partitions(disk: Disk, directory: Path) -> list[Partition]:
         raise UsageError(f"{directory} is not a directory", hint)
     if (own := _partition(disk, directory, "", _log_directories(directory))) is not None:
         return [own]
-    try:
-        folders = sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.endswith("-delete"))
-    except OSError as error:
-        raise DiskError("list", directory, error) from error
+    folders = [directory / name for name in disk.list_dirs(directory) if not name.endswith("-delete")]
     found = [one for path in folders if (one := _partition(disk, path, path.name, [directory])) is not None]
     if not found:
         raise UsageError(f"{directory} holds no segment of Kafka's, and no partition", hint)

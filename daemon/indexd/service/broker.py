@@ -45,7 +45,7 @@ from indexd.commitlog.segments import LogLimit, list_segments, log_end
 from indexd.config import Config
 from indexd.config.load import writes_index
 from indexd.config.serving import is_peer, split_address
-from indexd.config.units import RemotePath, printable
+from indexd.config.units import printable
 from indexd.dispatch.reput import used_ratio
 from indexd.errors import IndexdError
 from indexd.serve.remoting.command import FrameError, RemotingCommand, decode_command, encode_command
@@ -190,9 +190,8 @@ def broker_address(config: Config) -> str:
 def lock_of(config: Config) -> BrokerLock:
     """Whether a broker has the store open."""
     store = config.store.store
-    if store is None or isinstance(store, RemotePath):
-        what = "no store is given, only commitlog directories" if store is None else "the store is on another machine"
-        return BrokerLock(None, None, "unknown", what)
+    if store is None:
+        return BrokerLock(None, None, "unknown", "no store is given, only commitlog directories")
     return look_at_lock(store / "lock")
 
 
@@ -258,7 +257,22 @@ class BrokerLimit(LogLimit):
     def refresh(self) -> None:
         """Ask now."""
         with self._lock:
-            self._question()
+            waits_for = self._waits_for
+            try:
+                self.offset, self.silence = self._offsets().end, None
+                self._answered_for = waits_for
+            except IndexdError as error:
+                self._forget()
+                self.silence = error.line()
+                self.offset = self.offset if self.bounds else None
+            interval, self._asked = self._config.node.broker_check_interval, self._clock()
+            if self.silence is not None:
+                self._pause = min(max(2 * self._pause, _RETRY_SECONDS_MIN), max(interval, _RETRY_SECONDS_MIN))
+            elif self._position is not None and self.offset is not None and self.offset <= self._position:
+                self._pause = min(2 * self._pause, interval + _SLACK_SECONDS)
+            else:
+                self._pause = _ASK_SECONDS
+            self._next_ask = self._asked + self._pause
 
     def unsafe(self, *, is_expected: bool) -> list[str]:
         """What is wrong with the offset, and what follows; ``is_expected``: the broker runs, so it should answer."""
@@ -319,24 +333,6 @@ class BrokerLimit(LogLimit):
         if self._admin is not None:
             self._admin.close()
         self._admin = None
-
-    def _question(self) -> None:
-        waits_for = self._waits_for
-        try:
-            self.offset, self.silence = self._offsets().end, None
-            self._answered_for = waits_for
-        except IndexdError as error:
-            self._forget()
-            self.silence = error.line()
-            self.offset = self.offset if self.bounds else None
-        interval, self._asked = self._config.node.broker_check_interval, self._clock()
-        if self.silence is not None:
-            self._pause = min(max(2 * self._pause, _RETRY_SECONDS_MIN), max(interval, _RETRY_SECONDS_MIN))
-        elif self._position is not None and self.offset is not None and self.offset <= self._position:
-            self._pause = min(2 * self._pause, interval + _SLACK_SECONDS)
-        else:
-            self._pause = _ASK_SECONDS
-        self._next_ask = self._asked + self._pause
 
     def _offsets(self) -> Offsets:
         before = self._log()

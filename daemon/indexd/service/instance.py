@@ -80,14 +80,11 @@ Processor = Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, A
 class LineLogger:
     """Writes lines to standard error. A line that cannot be written is lost: no full log disk stops the index."""
 
-    def __init__(self, *_: Any) -> None:
-        self._stream = sys.stderr
-
     def msg(self, message: str) -> None:
         """Write one line."""
         with suppress(OSError, ValueError, AttributeError):
-            self._stream.write(message + "\n")
-            self._stream.flush()
+            sys.stderr.write(message + "\n")
+            sys.stderr.flush()
 
     log = debug = info = warning = warn = error = critical = exception = msg
 
@@ -133,7 +130,7 @@ def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
         logger_factory=LineLogger,
         cache_logger_on_first_use=False,
     )
-    return structlog.get_logger("indexd")
+    return structlog.get_logger()
 
 
 def _leave_out(level: int, _: object, __: str, row: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

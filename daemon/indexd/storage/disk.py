@@ -87,13 +87,6 @@ def open_file_at(directory: int, name: str, mode: int | None, *, create: bool) -
     return fd
 
 
-def make_dir_at(directory: int, name: str, mode: int | None) -> None:
-    """Make a directory, as ``open_file_at`` makes a file; None is what the umask leaves of 0777."""
-    os.mkdir(name, 0o777 if mode is None else 0o700, dir_fd=directory)
-    with closed(open_at(directory, name, os.O_RDONLY | os.O_DIRECTORY)) as fd:
-        _settle(fd, directory, mode)
-
-
 def take_owner(fd: int, like: os.stat_result) -> None:
     """Where root calls: have what is open belong to whom ``like`` says."""
     own = os.fstat(fd)
@@ -346,10 +339,7 @@ class Disk:
         Raises DiskError: EINVAL or ENOSYS where it is not known, EXDEV between file systems, EBUSY for a mount point.
         """
         with _Named(f"exchange {one} with", other), opened(one.parent) as here, opened(other.parent) as there:
-            renameat2 = getattr(libc, "renameat2", None)
-            if renameat2 is None:
-                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-            if renameat2(here, os.fsencode(one.name), there, os.fsencode(other.name), _RENAME_EXCHANGE) != 0:
+            if libc.renameat2(here, os.fsencode(one.name), there, os.fsencode(other.name), _RENAME_EXCHANGE) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def free(self, path: Path) -> int:
@@ -429,7 +419,10 @@ class Disk:
                 raise
         for step in reversed(missing):
             with _Named("make directory", step), suppress(FileExistsError), opened(step.parent) as directory:
-                make_dir_at(directory, step.name, self.directory_mode)
+                # As ``open_file_at`` makes a file; without a mode it is what the umask leaves of 0777.
+                os.mkdir(step.name, 0o777 if self.directory_mode is None else 0o700, dir_fd=directory)
+                with closed(open_at(directory, step.name, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+                    _settle(fd, directory, self.directory_mode)
             if durable:
                 self.sync_dir(step.parent)
         if not path.is_dir():

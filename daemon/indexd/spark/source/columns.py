@@ -29,8 +29,7 @@ Names and types of a version stay; a column that is added comes last and makes n
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from indexd.config.units import nearest
 from indexd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,19 +106,13 @@ def parse_columns(text: str | None) -> tuple[str, ...]:
         elif name.lower() in known:
             names = (known[name.lower()],)
         else:
-            hint = nearest(name.lower(), known, f"there are {', '.join(ALL_COLUMNS)}")
+            hint = nearest(name, ALL_COLUMNS, f"there are {', '.join(ALL_COLUMNS)}")
             raise UsageError(f"there is no column {name[:64]!r}", hint)
         twice = [name for name in names if name in found]
         if twice:
             raise UsageError(f"the column {twice[0]} is given twice", "name each column once")
         found += names
     return tuple(found)
-
-
-def nearest(word: str, known: Mapping[str, str], otherwise: str) -> str:
-    """The hint for a word that is none of these names."""
-    near = difflib.get_close_matches(word[:64], known, n=1)
-    return f"did you mean {known[near[0]]}?" if near else otherwise
 
 
 def numbers(values: NDArray[Any]) -> pa.Array:

@@ -53,10 +53,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from indexd.config import KEYS, Config, load, parse_size
+from indexd.config.units import nearest
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, MissingOk, UsageError
 from indexd.query.by_queue_and_time import scan_start
 from indexd.query.source import open_index
-from indexd.spark.source.columns import DEFAULT_COLUMNS, nearest, parse_columns, spark_schema
+from indexd.spark.source.columns import DEFAULT_COLUMNS, parse_columns, spark_schema
 from indexd.spark.source.rows import RowFilter, read_rows
 from indexd.spark.splits import LogEnd, Position, plan_splits
 from indexd.spark.tasks import quiet_gc
@@ -191,7 +192,7 @@ def sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
             )
         else:
             otherwise = f"there are {', '.join(_OWN)}, and every key of indexd's configuration"
-            hint = nearest(name, _KEYS | _NAMES, otherwise)
+            hint = nearest(option, (*_OWN, *KEYS), otherwise)
             raise UsageError(f"there is no option {option[:64]!r} of {FORMAT}", hint)
     return own, keys
 
