@@ -17,7 +17,7 @@ import pytest
 
 from indexd.cli.status import from_text64
 from indexd.query import Data, NotFound, open_data
-from indexd.query.questions import ByKey, ByQueueOffset, ByTime, ByUniqueKey, Question, ask, make_question
+from indexd.query.questions import ByKey, ByQueueOffset, ByTime, ByUniqueKey, Question, make_question
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import Daemon, rebuild
 from support.serving import Serving
@@ -98,7 +98,7 @@ def _number(text: str) -> int:
 def test_every_question_is_answered_as_by_the_python_api(
     server: Serving, data: Data, model: type[Question], asked: dict[str, Any]
 ) -> None:
-    answer = ask(data.index, make_question(model, asked))
+    answer = make_question(model, asked).answer(data.index)
     wanted, row = answer.to_dict(), _get(server, f"/api/v1/messages/{model.path}", **asked)
     # Numbers of 64 bits are texts over HTTP, and null is said.
     for name in wanted.keys() & row.keys() - {"coverage", "messages"}:

@@ -60,7 +60,7 @@ def test_the_index_that_was_built_beside_the_writer_is_the_writers_own(
                 assert state["phyOffset"] == figures["maxOffset"]
                 # Both hold their files open: nothing but what was put is in them, not even an index count of 1.
                 assert_same_index(data, store)
-            print(f"{figures['messagesPerSecond']}/s written, {behind} bytes behind at the end, {daemon.rss()} B held")
+            print(f"{figures['messagesPerSecond']}/s written, {behind} bytes behind at the end")
         assert daemon.terminate() == 0
         # The writer holds the lock of a broker, which may be seen.
         assert {row["event"] for row in daemon.events()} - {"broker"} == EVENTS

@@ -201,13 +201,11 @@ class ReadAhead:
     def __init__(self, cursor: SegmentCursor, read_size: int, workers: int) -> None:
         self._cursor = cursor
         self._read_size = max(read_size, 2 * _PROBE_SIZE)
+        self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "ahead") if workers else None
         self._probe: NDArray[np.uint8] = np.empty(_PROBE_SIZE, dtype=np.uint8)
         # What each worker reads into and decodes with.
         self._tools: SimpleQueue[tuple[NDArray[np.uint8], Batcher]] = SimpleQueue()
-        for _ in range(max(workers, 1)):
-            size = self._read_size
-            self._tools.put((np.empty(size, dtype=np.uint8), Batcher(size // FRAME_SIZE_MIN + 1)))
         self._running: deque[Future[DispatchBatch | None]] = deque()
         self._next_begin = 0
 
@@ -216,6 +214,10 @@ class ReadAhead:
 
         ``sum_up`` as for Batcher.decode.
         """
+        if self._tools.empty() and not self._running:  # at first: most readers never come here
+            size = self._read_size
+            for _ in range(max(self._workers, 1)):
+                self._tools.put((np.empty(size, dtype=np.uint8), Batcher(size // FRAME_SIZE_MIN + 1)))
         if self._pool is None:
             found = self._find_range(position)
             return None if found is None else self._decode(position, *found, rules, sum_up=sum_up)

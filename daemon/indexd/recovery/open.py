@@ -419,6 +419,10 @@ def _check_same(known: Frontier, wanted: Frontier, outputs: list[tuple[Output[An
             )
 
 
+# So long a range waits for what stands at the end of the log to be decided: a log that is written never stands still.
+_TAIL_SECONDS = 1.0
+
+
 @dataclass(slots=True)
 class LogRange:
     """Messages that start in ``[begin, end)``, read from ``aligned`` on: the start of a message or of a segment.
@@ -448,7 +452,7 @@ class LogRange:
         options = replace(once(reader_options(config)), skip_corrupt=True, check_tail=False, workers=workers)
         reader = LogReader(disk, config.store.commit_log_directories, rules, options, self.aligned)
         reader.refresh()
-        log, self.position = WholeLog(reader, min(self.end, self.stop)), self.begin
+        log, self.position = WholeLog(reader, min(self.end, self.stop), _TAIL_SECONDS), self.begin
         with closing(reader):
             for item in log:
                 if isinstance(item, DispatchBatch):

@@ -13,6 +13,7 @@ reader stands to where it ends now, for commands that do not wait for more.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -433,11 +434,12 @@ class WholeLog:
     """Iterates over a log, up to ``end`` where it goes on behind that; what is read last may reach farther.
 
     ``unreadable`` is set when its last bytes are no frame, as after a crash of the broker. Raises CorruptDataError for
-    unreadable bytes behind which the log goes on, unless the reader may skip them.
+    unreadable bytes behind which the log goes on, unless the reader may skip them. ``patience``: seconds that it waits
+    in all for what stands at the end of the log to be decided.
     """
 
-    def __init__(self, reader: LogReader, end: int = NEVER) -> None:
-        self._reader, self._end = reader, end
+    def __init__(self, reader: LogReader, end: int = NEVER, patience: float = math.inf) -> None:
+        self._reader, self._end, self._patience = reader, end, patience
         self.unreadable: Corrupt | None = None
 
     def __iter__(self) -> Iterator[DispatchBatch | Skipped]:
@@ -446,7 +448,8 @@ class WholeLog:
             found = reader.poll()
             if not isinstance(found, (Corrupt, NotYetWritten)):
                 yield found
-            elif isinstance(found, NotYetWritten) and reader.is_undecided:
+            elif isinstance(found, NotYetWritten) and reader.is_undecided and self._patience > 0:
+                self._patience -= _PAUSE
                 time.sleep(_PAUSE)
             else:
                 self.unreadable = found if isinstance(found, Corrupt) else None
