@@ -21,7 +21,6 @@ from indexd.commitlog.batcher import (
     NEVER,
     UNREADABLE_TIMESTAMP,
     Batcher,
-    DecodeResult,
     DispatchBatch,
     TailState,
     first_older,
@@ -314,11 +313,6 @@ class LogReader:
             raise DisturbedError(f"the log was cut: it ends at {end}, before {position}, which was read")
         return NotYetWritten(position)
 
-    def _decode(
-        self, size: int, rules: Rules, largest: int | None = None, *, sum_up: bool = False
-    ) -> tuple[int, DecodeResult]:
-        return self._cursor.decode(self._batcher, rules, self.position, size, largest, sum_up=sum_up)
-
     def _head_here(self) -> bytes:
         # So many bytes that a frame which is written here changes them.
         return self._cursor.buffer[: self._cursor.fill(self.position, STAMPED_SIZE)].tobytes()
@@ -436,7 +430,9 @@ class LogReader:
         batch = self._ahead.take(self.position, rules, sum_up=sum_up) if is_behind else None
         if batch is not None:
             return self._take_proven(batch)
-        limit, (outcome, reason, _, total, batch) = self._decode(self.options.read_size, rules, sum_up=sum_up)
+        limit, (outcome, reason, _, total, batch) = self._cursor.decode(
+            self._batcher, rules, self.position, self.options.read_size, sum_up=sum_up
+        )
         if batch is not None:
             return self._take_proven(batch)
         if outcome is Outcome.END_OF_FILE:
@@ -463,7 +459,8 @@ class LogReader:
             # Heads behind them: these frames are complete by now, so read what they are NOW.
             self._complete_until = self.position + head
         whole = self._complete_until - self.position
-        limit, (outcome, reason, _, _, batch) = self._decode(min(whole, self.options.read_size), rules, whole)
+        size = min(whole, self.options.read_size)
+        limit, (outcome, reason, _, _, batch) = self._cursor.decode(self._batcher, rules, self.position, size, whole)
         if batch is not None:
             return self._take_new(batch)
         if outcome is Outcome.CORRUPT:
@@ -478,7 +475,9 @@ class LogReader:
         # Nothing is known to stand behind the frame at the position, or what does is older and proves nothing: it has
         # to settle, and with it, at once, all that stands behind it now.
         size = self.settling_size or size
-        limit, (outcome, reason, taken, total, batch) = self._decode(size, self._checked_rules)
+        limit, (outcome, reason, taken, total, batch) = self._cursor.decode(
+            self._batcher, self._checked_rules, self.position, size
+        )
         if batch is not None:
             return self._settle(batch, taken)
         if outcome is Outcome.CORRUPT:

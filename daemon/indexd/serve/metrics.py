@@ -28,27 +28,18 @@ def exposed(family: Figure) -> str:
     return PREFIX + family.name + {"counter": "_total", "info": "_info"}.get(family.kind, "")
 
 
-def _empty(family: Figure) -> Metric:
-    return Metric(PREFIX + family.name, family.help, family.kind)
-
-
 class IndexerCollector(Collector):
     """Reads the status once a scrape; from any thread. All samples bear cluster, node_type and node_id."""
 
     def __init__(self, status: DaemonStatus) -> None:
         self._status = status
 
-    def describe(self) -> Iterable[Metric]:
-        """Every family there can be, without samples: what is registered and documented."""
-        yield from map(_empty, FAMILIES)
-        yield from (HistogramMetricFamily(PREFIX + name, text, unit="seconds") for name, text in HISTOGRAMS.items())
-
     def collect(self) -> Iterable[Metric]:
         """The families that have a sample now."""
         row = self._status.row()
         labels = {"cluster": str(row.get("cluster", "")), "node_type": NODE_TYPE, "node_id": str(row.get("nodeId", ""))}
         for family in FAMILIES:
-            metric = _empty(family)
+            metric = Metric(PREFIX + family.name, family.help, family.kind)
             for own, value in family.samples(row):
                 metric.add_sample(exposed(family), labels | own, value)
             if metric.samples:
