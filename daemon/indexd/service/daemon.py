@@ -126,9 +126,6 @@ class Daemon:
     def _in(self, thread: str, call: Callable[..., T], *given: object) -> Awaitable[T]:
         return self._loop.run_in_executor(self._threads[thread], call, *given)
 
-    def _retry_max(self) -> float:
-        return self._instance.config.reader.retry_max_seconds
-
     def _done(self, stage: str) -> int:
         # How far a step that takes long has come.
         return self.pipeline.built.phy_offset if stage == "build" else self.pipeline.files_synced
@@ -147,7 +144,7 @@ class Daemon:
                 self._tell.problem(stage, error, seconds)
                 self._liveness.sign(stage, seconds)
                 await pause(stop, seconds)
-                seconds = min(2 * seconds, self._retry_max())
+                seconds = min(2 * seconds, self._instance.config.reader.retry_max_seconds)
             else:
                 self._tell.problem(stage, None)
                 return
@@ -165,7 +162,7 @@ class Daemon:
                     seconds = _RETRY_SECONDS_MIN
                 else:
                     await pause(self._stop, seconds)
-                    seconds = min(2 * seconds, self._retry_max())
+                    seconds = min(2 * seconds, self._instance.config.reader.retry_max_seconds)
         finally:
             self.queue.close()
             self._liveness.rest("read")
@@ -204,7 +201,7 @@ class Daemon:
             state.caught_up, state.problem = isinstance(found, NotYetWritten), None
             is_at_end = state.caught_up and not self.reader.is_undecided
             self.state.meter.looked(self.reader.position, is_at_end=is_at_end)
-            self._liveness.sign("read", self._retry_max() if isinstance(found, Corrupt) else 0.0)
+            self._liveness.sign("read", reader.retry_max_seconds if isinstance(found, Corrupt) else 0.0)
             shortest = reader.poll_min_ms / 1000
             if not state.caught_up:
                 state.pause = shortest
