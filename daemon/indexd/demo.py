@@ -157,6 +157,7 @@ def _tell(writer: DemoWriter, daemon: DemoDaemon) -> None:
     abort = daemon.files.abort
     _say(
         f"2. The daemon is started (pid {daemon.process.pid}). The first start compiles its inner loops; then it drains"
+        " every 3 s."
     )
     state = daemon.wait_until(writer.last[3])
     daemon.end(signal.SIGKILL)

@@ -116,9 +116,7 @@ class NodeConfig(Stage):
 class HttpConfig(Stage):
     """Metrics, health, queries and the page."""
 
-    http: Listen = Field(
-        default="127.0.0.1:9577", description="Where metrics, queries and the page are served; HOST:PORT, or off"
-    )
+    http: Listen = Field(default="127.0.0.1:9577", description="The address of HTTP; HOST:PORT, or off")
     http_token_file: OptionalPath = Field(
         default=None, description="A file with the token that a request must bear; a path"
     )

@@ -112,6 +112,11 @@ def check_store(config: Config) -> Path:
         raise UnsafeStoreError(f"the store {store} is no directory", "give the broker's storePathRootDir as --store")
     root = store or config.store.commit_log_directories[0].parent
     check_outside(config, config.store.data, "--data")
+    if (config.store.data / "commitlog").exists():
+        raise UnsafeStoreError(
+            f"{config.store.data} holds a commitlog: it is a broker's store",
+            "give another --data: nothing is written into a broker's store",
+        )
     if config.broker.enable_dledger_commit_log:
         raise UnsafeStoreError(
             "the broker keeps a DLedger log (enableDLegerCommitLog), which is not read",

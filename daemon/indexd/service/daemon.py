@@ -230,7 +230,6 @@ class Daemon:
         started, has_items = time.monotonic(), bool(items)
         self.state.meter.take(items)
         await self._retry("build", partial(self._in, "build", self._build_now, items), self._stop)
-        self.state.meter.take([])
         self._liveness.sign("build", self._instance.config.queue.drain_interval)
         if has_items:
             self._board.drain_seconds.observe(time.monotonic() - started)
@@ -250,6 +249,7 @@ class Daemon:
                 self.pipeline.index.adopt(self._scrubbing.adopted.popleft())
                 self._must_flush = True
             removed = self.pipeline.apply(items, self.reader.log.min_offset or 0)
+            self.state.meter.take([])
             if not self._stop.is_set():
                 self.pipeline.detector.remember_tail(self.pipeline.built.phy_offset)
         finally:
