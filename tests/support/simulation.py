@@ -11,6 +11,7 @@ is checked, and when:
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -40,6 +41,12 @@ from support.sim_disk import Fault, SimCrash, SimDisk
 _STARTS_MAX = 3
 _DRAINS = 6
 _CALLS_PER_STEP_MAX = 20_000
+
+# What crashed daemons leave holds itself, with the tens of megabytes of each reader. Where what is loaded by now is not
+# looked at again, it is collected often.
+gc.collect()
+gc.freeze()
+gc.collect()
 
 
 class World:
