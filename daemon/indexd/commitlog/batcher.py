@@ -6,6 +6,7 @@ object per message. A batch owns its arrays: the reader's buffer may be reused a
 
 from __future__ import annotations
 
+import mmap
 import zlib
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -34,14 +35,20 @@ QUEUE_COLUMNS = frozenset({"size", "queue_offset", "batch_size", "queue_id", "to
 TOPICS_MAX = 1 << 20
 
 
+def _fresh(count: int, kind: type[np.generic]) -> NDArray[Any]:
+    # Zeros of pages that nobody has used: numpy's own may be memory that was freed, which is cleared and so taken.
+    size = max(count * np.dtype(kind).itemsize, 1)
+    return np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), kind)[:count]
+
+
 class TopicTable:
     """Topic id <-> name, shared by every batch of a reader; memory is taken as topics come."""
 
     def __init__(self, topics_max: int = TOPICS_MAX, bytes_max: int = 1 << 26) -> None:
         self.arrays = TopicArrays(
-            table=np.zeros(4 * topics_max, dtype=np.int32),
-            start=np.zeros(2 * topics_max + 1, dtype=np.int64),
-            data=np.zeros(bytes_max, dtype=np.uint8),
+            table=_fresh(4 * topics_max, np.int32),
+            start=_fresh(2 * topics_max + 1, np.int64),
+            data=_fresh(bytes_max, np.uint8),
             known=np.zeros(1, dtype=np.int64),
         )
 
