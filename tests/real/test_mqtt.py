@@ -166,6 +166,13 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
             assert daemon.terminate() == 0
 
 
+def give(path: Path, text: str) -> None:
+    """At once: a try in between must not find half of it."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text, "ascii")
+    fresh.replace(path)
+
+
 def test_passwords_that_are_missing_wrong_and_right(tmp_path: Path, secured: Mosquitto) -> None:
     store, data, password = tmp_path / "store", tmp_path / "data", tmp_path / "password"
     end = write_log(store, 3000)
@@ -173,11 +180,11 @@ def test_passwords_that_are_missing_wrong_and_right(tmp_path: Path, secured: Mos
         with Daemon(store, data, *SIZES, env=secured_env(broker, password)) as daemon:
             missing = daemon.wait_event("mqtt_lost")
             assert f"cannot open {password}: No such file or directory" in missing["problem"]
-            password.write_text("guessed\n", "ascii")
+            give(password, "guessed\n")
             daemon.wait_caught_up(end)
             refused = daemon.wait_for(lambda: next(iter(daemon.events("mqtt_lost")[1:]), None), "the refusal")
             assert "Not authorized; check mqtt_username, mqtt_password_file" in refused["problem"]
-            password.write_text("secret-a\n", "ascii")
+            give(password, "secret-a\n")
             write_log(store, 100, seed=2, start_offset=end)
             listener.wait(is_status("online"))
             assert len(daemon.events("mqtt_lost")) == 2
