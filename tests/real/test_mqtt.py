@@ -190,6 +190,7 @@ def test_passwords_that_are_missing_wrong_and_right(tmp_path: Path, secured: Mos
             assert len(daemon.events("mqtt_lost")) == 2
             assert "guessed" not in daemon.log.read_text("utf-8")
             assert daemon.terminate() == 0
+        listener.wait(is_status("offline"))
         assert statuses(listener) == ["online", "offline"]
 
 
