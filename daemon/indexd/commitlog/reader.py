@@ -426,7 +426,7 @@ class LogReader:
         rules = self._checked_rules if checked else self._fast_rules
         # What the broker writes anew while it waits to be built is told by the sum of its bytes alone.
         sum_up = self.options.check_tail and self._cursor.segment in self.log.segments[-_SUMMED_SEGMENTS:]
-        is_behind = self._tail_size >= self.options.read_size
+        is_behind = self.options.workers > 0 or self._tail_size >= self.options.read_size
         batch = self._ahead.take(self.position, rules, sum_up=sum_up) if is_behind else None
         if batch is not None:
             return self._take_proven(batch)
