@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil
 import pyspark
 from pyspark.sql import SparkSession
 

@@ -22,8 +22,8 @@ from indexd.compare.index import (
     match_entries,
     numbered,
 )
-from indexd.index.check import time_difference
 from indexd.index.check_kernel import walk_chains
+from indexd.index.file import time_difference
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.recovery.recover import NEVER
 from indexd.storage.disk import Disk

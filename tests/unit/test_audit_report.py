@@ -22,7 +22,7 @@ from indexd.compare.index import KINDS
 from indexd.config import Config
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.findings import Finding
-from indexd.index.check import ENTRY_KINDS
+from indexd.index.file import ENTRY_KINDS
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock
 from support.audit_reports import GIB, made_report

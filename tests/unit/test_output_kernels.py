@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import TopicTable
 from indexd.consumequeue.store import ConsumeQueueStore
-from indexd.index.check import time_difference
 from indexd.index.entries import read_entries, replay_file
-from indexd.index.file import IndexFile
+from indexd.index.file import IndexFile, time_difference
 from indexd.index.format import FLAVOURS, Flavour, IndexHeader, IndexLayout, index_key_hash
 from indexd.index.kernel import DONE, FILE_FULL
 from indexd.index.reader import IndexFileReader

@@ -17,8 +17,7 @@ from indexd.consumequeue.check import check_queues, recover_queues
 from indexd.consumequeue.format import BLANK_UNIT, QueueMark, QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.findings import Findings
-from indexd.index.check import check_file
-from indexd.index.file import IndexService
+from indexd.index.file import IndexService, check_file
 from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout, unpack_entry
 from indexd.output import Condition, OutputRecovery, RecoveryScope
 from indexd.storage.disk import Disk

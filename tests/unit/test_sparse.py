@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.output import OutputRecovery, RecoveryScope
-from indexd.sparse.check import check_sparse, recover_sparse
 from indexd.sparse.format import (
     SparseMark,
     index_name,
     own_base,
     time_index_name,
 )
-from indexd.sparse.service import SparseService
+from indexd.sparse.service import SparseService, check_sparse, recover_sparse
 from indexd.storage.disk import Disk
 from support.queues import (
     SEGMENT_SIZE,

@@ -24,8 +24,8 @@ from indexd.config import Config
 from indexd.config.load import index_key, writes_index
 from indexd.errors import CorruptDataError, MissingOk
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.index.check import time_difference
 from indexd.index.entries import first_entry_at
+from indexd.index.file import time_difference
 from indexd.pages.wording import counted
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, look_at_lock

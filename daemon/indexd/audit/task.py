@@ -32,9 +32,9 @@ from indexd.compare.index import BEHIND_LOG, NO_KEYS, ComparedFile, Keys, Match,
 from indexd.config import Config
 from indexd.errors import DiskError, MissingOk
 from indexd.findings import Findings
-from indexd.index.check import check_slots, note_entries
 from indexd.index.check_kernel import PHY_NEGATIVE, PHY_ORDER, PHY_OUTSIDE, walk_chains
 from indexd.index.entries import ENTRIES_PER_READ, WalkedEntries, first_entry_at, read_entries, walk_entries
+from indexd.index.file import check_slots, note_entries
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.output import Condition
 from indexd.recovery.open import LogRange, decode_rules

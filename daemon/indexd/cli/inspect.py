@@ -56,7 +56,8 @@ Row = dict[str, Any]
 _FRAMES = 20
 _READ_SIZE = 1 << 20
 _FRAME_READ = 4096
-_SMALL_FILES = ("frontier", "checkpoint", "abort", "state")
+_FOLDERS = ("index", "sparse", "commitlog")
+_SMALL_FILES = ("frontier", "checkpoint", "abort", "lock", "state")
 # With or without what Kafka appends to it.
 _SPARSE_NAME = re.compile(r"[0-9]{20}\.(time)?index(\.deleted|\.cleaned|\.swap)?", re.ASCII)
 #: By what a file's name ends with: what it is called, its entry, the entry's members.
@@ -131,7 +132,7 @@ def _print(row: Mapping[str, Any], *, is_whole_file: bool) -> None:
         print_fields(title, dict(rest))
     else:
         words = ", ".join(f"{name} {show_field(name, value)}" for name, value in rest)
-        print_line(f"{'' if 'path' in row else '  '}{title}: {words}")
+        print_line(f"{'' if 'path' in row else '  '}{title}{words and ': '}{words}")
 
 
 def _members(fields: Mapping[str, Any]) -> Row:
@@ -187,7 +188,8 @@ class _Inspector:
 
     def directory(self, path: Path) -> Iterator[Row]:
         """The row of every file in it, in its folders of indexes and in its log; of queues their number."""
-        folders = [folder for folder in (path, path / "index", path / "sparse", path / "commitlog") if folder.is_dir()]
+        below = self.disk.list_dirs(path) if path.absolute().parent.name == "consumequeue" else _FOLDERS
+        folders = [path, *(path / name for name in below if (path / name).is_dir())]
         places = [folder / name for folder in folders for name, _ in self.disk.list_dir(folder)]
         known = [rows for place in places if (rows := self._rows_of(place)) is not None]
         queues = path if path.name == "consumequeue" else path / "consumequeue"
@@ -220,7 +222,7 @@ class _Inspector:
         data = self.disk.read(path)
         if path.name == "checkpoint":
             row = _members(asdict(StoreCheckpoint.unpack(data, path)))
-        elif path.name == "abort":
+        elif path.name in ("abort", "lock"):
             row = {"pid": data[:64].decode("ascii", "replace").strip()}
         else:
             row = read_state(self.disk, path)
@@ -332,7 +334,7 @@ class _Inspector:
 def _chain(file: IndexFileReader, slot: int, key_hash: int | None) -> Iterator[Row]:
     # The entries of a slot, newest first; with ``key_hash`` those of that hash alone.
     if not 0 <= slot < file.layout.hash_slot_num:
-        raise UsageError(f"--chain {slot} is no slot of 0 to {file.layout.hash_slot_num - 1}")
+        raise UsageError(f"--chain {slot} is no slot of 0 to {file.layout.hash_slot_num - 1}", "give one of them")
     number, above = file.slot(slot), file.layout.index_num
     while number != 0:
         if not 0 < number < above:

@@ -442,7 +442,7 @@ _DIRECTORY = "a partition's directory, or a Kafka log directory with its partiti
 
 def _add_kafka(commands: Any) -> None:
     # None of the settings is about Kafka's segments.
-    interval = typed(int, 0, 2**31 - 1)
+    interval = typed(parse_count, 0, 2**31 - 1)
     shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="one JSON object a line instead of words")
     shared.add_argument("directory", metavar="DIR", help=_DIRECTORY)
@@ -482,7 +482,7 @@ def _add_kafka(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-index-size",
-        type=typed(int, 12, 2**31 - 1),
+        type=typed(parse_count, 12, 2**31 - 1),
         default=10485760,
         metavar="BYTES",
         help="the topic's segment.index.bytes, which no index may exceed (default: 10485760)",

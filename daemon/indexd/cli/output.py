@@ -33,6 +33,7 @@ _LINES_PER_KIND = 20
 _LIST_MAX = 20
 SHELLS = ("bash", "zsh", "fish")
 _PATH = re.compile(r"PATH|FILE|DIR")
+_CAPITAL = re.compile("(?<=[a-z])[A-Z]")
 _WORD = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
@@ -59,12 +60,12 @@ def print_line(text: str = "") -> None:
 def show_field(name: str, value: Any) -> str:
     """A member of a row in words: lists in short, sizes and times so that people can read them."""
     if isinstance(value, list | tuple):
-        return f"{len(value)} of them" if len(value) > _LIST_MAX else printable(", ".join(map(str, value))) or "-"
+        return f"{len(value)} of them" if len(value) > _LIST_MAX else printable(", ".join(map(_value, value))) or "-"
     if name.endswith("imestamp") and value:
         return f"{value} ({show_local(value)})"
     if name in ("size", "bytes") and value is not None:
         return f"{value} ({show_size(value)})"
-    return "-" if value is None else printable(str(value))
+    return "-" if value is None else show_local(value) if name == "time" else printable(_value(value))
 
 
 def print_fields(title: str, row: Mapping[str, Any]) -> None:
@@ -91,8 +92,14 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[
 
 
 def values(fields: Mapping[str, Any]) -> str:
-    """Names and values, without those that are not known or empty."""
-    found = {name: _value(value) for name, value in fields.items() if value is not None}
+    """Names and values, without those that are not known or empty; ``checkedAt`` is a time, and reads checked at."""
+    found = {
+        _CAPITAL.sub(lambda letter: f" {letter[0].lower()}", name): show_local(value)
+        if name.endswith("At") and isinstance(value, int)
+        else _value(value)
+        for name, value in fields.items()
+        if value is not None
+    }
     return ", ".join(f"{name} {words}" for name, words in found.items() if words)
 
 

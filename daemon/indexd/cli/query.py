@@ -20,6 +20,7 @@ from indexd.cli.output import (
     print_fields,
     print_json,
     print_line,
+    show_field,
     table_lines,
     wants_json,
 )
@@ -27,7 +28,6 @@ from indexd.commitlog.decoder import Message
 from indexd.config import Config, printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
-from indexd.pages.wording import show_local
 from indexd.query import QUESTIONS, open_index, open_log
 from indexd.query.message import NotFound, message_fields, unpack_body
 from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, make_question
@@ -98,7 +98,8 @@ def _choices(annotation: Any) -> tuple[str, ...] | None:
 def _question(model: type[Question], given: dict[str, Any]) -> Question:
     fields = model.model_fields
     known = {name: given[name] for name in fields if given.get(name) is not None}
-    return make_question(model, known, lambda name: _flags(fields[name]).names[-1])
+    hint = f"see indexd {model.command} --help"
+    return make_question(model, known, lambda name: _flags(fields[name]).names[-1], hint=hint)
 
 
 def query(args: argparse.Namespace, config: Config) -> int:
@@ -160,7 +161,7 @@ def _batch_question(line: bytes, mode: str | None) -> Question:
 
 def _print_answer(answer: Any) -> None:
     row = answer.to_dict()
-    hits = [hit | {"storeTimestamp": _time(hit["storeTimestamp"])} for hit in row["hits"]]
+    hits = [hit | {"storeTimestamp": show_field("time", hit["storeTimestamp"])} for hit in row["hits"]]
     head = [name for name, member in _COLUMNS.items() if member != "problem" or any(member in hit for hit in hits)]
     if hits:
         for line in table_lines(head, [[hit.get(_COLUMNS[name]) for name in head] for hit in hits]):
@@ -169,13 +170,8 @@ def _print_answer(answer: Any) -> None:
         print_line(f"no message: {row.get('why') or 'cut off'}")
     members = {name: value for name, value in row.items() if name not in _ELSEWHERE and value is not False}
     if members:
-        said = (f"{name} {_time(value) if name.endswith('imestamp') else value}" for name, value in members.items())
-        print_line(", ".join(said))
+        print_line(", ".join(f"{name} {show_field(name, value)}" for name, value in members.items()))
     print_line(coverage_line(answer.coverage))
-
-
-def _time(millis: int | None) -> str | None:
-    return None if millis is None else show_local(millis)
 
 
 def coverage_line(coverage: Coverage) -> str:

@@ -342,7 +342,7 @@ def _lines(row: Row) -> Iterator[tuple[str, str]]:
         yield "state", row["summary"]["words"]
     if "dispatchBehindBytes" in row:
         behind = f"{show_size(row['dispatchBehindBytes'])}, {_span(row['dispatchBehindMilliseconds'] / 1000)}"
-        state = ("caught up" if row.get("caughtUp") else "catching up") + (" then" if "lastPhase" in row else "")
+        state = ("caught up" if row.get("caughtUp") else "reading on") + (" then" if "lastPhase" in row else "")
         yield "lag", f"{behind}, {row['dispatchBehindMessages']:,} messages, {state}"
     if "phyOffset" in row:
         yield "offsets", ", ".join(f"{word} {row[key]}" for key, word in _OFFSETS.items() if row.get(key) is not None)

@@ -152,11 +152,9 @@ def log_end(disk: Disk, log: SegmentList, known: int) -> int:
 def end_within(file: DiskFile, segment: Segment, known: int) -> int:
     """Behind the last byte of a segment that is not zero, found by halving; everything before ``known`` is written."""
     blocks, known_blocks = -(-segment.size // _BLOCK_SIZE), (known - segment.base) // _BLOCK_SIZE
-
-    def is_unwritten(block: int) -> bool:
-        return is_zero(file.pread(_BLOCK_SIZE, block * _BLOCK_SIZE))
-
-    written = bisect_left(range(blocks), True, lo=known_blocks, key=is_unwritten)
+    written = bisect_left(
+        range(blocks), True, lo=known_blocks, key=lambda block: is_zero(file.pread(_BLOCK_SIZE, block * _BLOCK_SIZE))
+    )
     if written == 0:
         return segment.base
     last = file.pread(_BLOCK_SIZE, (written - 1) * _BLOCK_SIZE).rstrip(b"\0")
@@ -176,8 +174,13 @@ class WrittenEnd:
 
     def of(self, file: DiskFile, segment: Segment, phy_offset: int) -> int:
         """Behind the last byte from ``phy_offset`` on that is not zero, as far as can be told; itself if none is."""
+        position = phy_offset - segment.base
+        page_end = position + _BLOCK_SIZE - position % _BLOCK_SIZE
+        data = file.pread(min(page_end, segment.size) - position, position)
+        if is_zero(data) and file.next_data(page_end) >= segment.size:  # nothing was ever written behind it
+            return phy_offset
         known = segment.path, file.stamp().inode
-        data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
+        data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), position)
         written = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
         if written == phy_offset and known != self._known:
             written = first_written(file, segment, phy_offset)

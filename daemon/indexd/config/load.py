@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -134,44 +135,23 @@ OLD_NAMES = {
 }
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
-# A comment, or a logical line: its key, and its value behind = or : or blanks. A backslash at the end of a line goes,
-# and the blanks at the begin of the next.
-_PROPERTY = re.compile(
-    r"""
-    [ \t\f\r\n]*
-    (?: [#!] [^\r\n]*
-      | ( (?: \\(?:(?:\r\n|\r|\n)[ \t\f]*|.|\Z) | [^\\=:\ \t\f\r\n] )* )
-        (?: [ \t\f] | \\(?:\r\n|\r|\n) )* [=:]? (?: [ \t\f] | \\(?:\r\n|\r|\n) )*
-        ( (?: \\(?:\r\n|.|\Z) | [^\\\r\n] )* )
-    )""",
-    re.VERBOSE | re.DOTALL,
-)
-_ESCAPE = re.compile(r"\\(?:(?:\r\n|\r|\n)[ \t\f]*|u([0-9a-fA-F]{4})|(.)|\Z)", re.DOTALL)
-_NAMED_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "f": "\f"}
 
 
 def parse_properties(text: str) -> dict[str, tuple[str, int]]:
     """All properties of a file's text, each with the line on which it starts, from 1; of a key that is there twice the
     last value holds, as in the JDK. ValueError for what makes Properties.load throw.
     """
-    found: dict[str, tuple[str, int]] = {}
-    at, line = 0, 1
-    for match in _PROPERTY.finditer(text):
-        if match[1] is not None and match.end() > match.start(1):
-            line += len(_LINE_END.findall(text, at, match.start(1)))
-            at = match.start(1)
-            found[_unescape(match[1], line)] = (_unescape(match[2], line), line)
+    import javaproperties  # noqa: PLC0415 - few commands are given a broker.conf
+
+    found, line = dict[str, tuple[str, int]](), 1
+    try:
+        for element in javaproperties.parse(StringIO(text, newline="")):
+            if isinstance(element, javaproperties.KeyValue):
+                found[element.key] = (element.value, line)
+            line += len(_LINE_END.findall(element.source))
+    except javaproperties.InvalidUEscapeError:
+        raise ValueError(f"line {line}: a \\u is not followed by four hexadecimal digits") from None
     return found
-
-
-def _unescape(text: str, line: int) -> str:
-    def replace(match: re.Match[str]) -> str:
-        if match[2] == "u":
-            raise ValueError(f"line {line}: a \\u is not followed by four hexadecimal digits")
-        return chr(int(match[1], 16)) if match[1] else _NAMED_ESCAPES.get(match[2], match[2] or "")
-
-    # Escapes are UTF-16 units: the pairs are joined.
-    return _ESCAPE.sub(replace, text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def from_broker_conf(at: Given, taken: Container[str], flavour: object) -> dict[str, Given]:

@@ -17,7 +17,7 @@ from pathlib import Path, PosixPath
 from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from indexd.errors import UnsafeStoreError
 
@@ -161,6 +161,21 @@ def shown(value: object, limit: int = 120) -> str:
     except ValueError:  # an integer past the limit of int-to-text conversion, alone or in a list
         return f"(a {type(value).__name__} too long to print)"
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+_PYDANTIC = re.compile("^(Value error, |Input |String )")
+_SAID = {"missing": "is missing", "extra_forbidden": "is not known here"}
+
+
+def wrong_fields(error: ValidationError, called: Callable[[str], str] = str) -> list[str]:
+    """What pydantic found wrong, a text each: of one field with what the asker calls it, or of several together."""
+    texts = []
+    for found in error.errors(include_url=False):
+        said = _SAID.get(found["type"]) or _PYDANTIC.sub("", found["msg"])
+        name = called(str(found["loc"][0]))[:80] if found["loc"] else ""
+        given = f" {shown(found['input'])}" if name and found["type"] != "missing" else ""
+        texts.append(f"{name}{given} {said}".strip())
+    return texts
 
 
 class Stage(BaseModel):

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.lookup import LogView
 from indexd.config import load
-from indexd.config.units import printable
+from indexd.config.units import wrong_fields
 from indexd.errors import UsageError
 from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue_and_time import (
@@ -37,7 +37,8 @@ from indexd.query.source import Coverage, QueryIndex, open_index
 from indexd.storage.disk import Disk
 
 Q = TypeVar("Q", bound="Question")
-_INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+# Longer than any that is allowed, so that what is too large is said to be.
+_DIGITS = re.compile(r"-?[0-9]{1,40}", re.ASCII)
 #: The context of a validation in which numbers have to be numbers, and no texts.
 TYPED = "typed"
 
@@ -52,7 +53,7 @@ class Flags:
 
 def _whole(value: object, info: ValidationInfo) -> int:
     # What numpy and the like have for an int is one; True and 1.0 are none.
-    if isinstance(value, str) and info.context != TYPED and _INT64.fullmatch(value):
+    if isinstance(value, str) and info.context != TYPED and _DIGITS.fullmatch(value):
         return int(value)
     try:
         if isinstance(value, bool):
@@ -227,24 +228,21 @@ class ByMessage(Question):
 
 
 def make_question(
-    model: type[Q], given: Mapping[str, Any], called: Callable[[str], str] = str, *, typed: bool = False
+    model: type[Q],
+    given: Mapping[str, Any],
+    called: Callable[[str], str] = str,
+    *,
+    typed: bool = False,
+    hint: str = "",
 ) -> Q:
-    """The question that is made of ``given``; UsageError for what is wrong with it.
+    """The question that is made of ``given``; UsageError, with ``hint``, for what is wrong with it.
 
     ``called``: what the asker calls a field. ``typed``: numbers are no texts.
     """
     try:
         return model.model_validate(given, context=TYPED if typed else None)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        said = found["msg"].removeprefix("Value error, ")
-        said = said[:1].lower() + said[1:]
-        if not found["loc"]:  # of several fields
-            raise UsageError(said, "see the help") from None
-        name = called(str(found["loc"][0]))
-        if found["type"] == "missing":
-            raise UsageError(f"{name} is missing", f"say {name}") from None
-        raise UsageError(f"{name} {printable(repr(found['input']))}: {said}", "see the help") from None
+        raise UsageError(wrong_fields(error, called)[0], hint) from None
 
 
 def check_times(begin: int, end: int) -> None:

@@ -461,12 +461,15 @@ def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
     if frontier is None:
         if disk.exists(files.index) and any(is_index_name(name) for name, _ in disk.list_dir(files.index)):
             raise CorruptDataError(f"{files.data} has index files, but no frontier that says what they hold")
+        if (pid := owner_pid(files.lock)) is not None:
+            raise UsageError(f"{files.data} holds no index yet: pid {pid} makes it", "see how far it is: indexd status")
         raise UsageError(f"{files.data} holds no index yet", f"run indexd --store DIR --data {files.data} first")
     if frontier.flavour not in FLAVOURS:
         raise CorruptDataError(f"{files.frontier} names a flavour {frontier.flavour!r} that there is not")
     return frontier
 
 
+NO_QUEUE = "no such queue"
 NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so"
 
 
@@ -520,7 +523,7 @@ def why_no_queue(index: QueryIndex, look: IndexSnapshot, topic: str) -> str:
     batches = Path(look.frontier.store) / "batchconsumequeue" / topic
     if look.frontier.store and index.disk.exists(batches):
         return "a queue of batches (BatchConsumeQueue), which is not built"
-    reasons, queues = ["no such queue"], look.frontier.queues_mark
+    reasons, queues = [NO_QUEUE], look.frontier.queues_mark
     if queues is not None and queues.limit is not None:
         reasons.append(f"queues were left out when there were {queues.limit} (queues_max)")
     return "; ".join(reasons + gaps_in_words(look.queue_coverage))

@@ -300,7 +300,10 @@ class Status(_Figures):
         scale=_MILLI,
     )  # fmt: skip
     dispatch_behind_messages: int = gauge("Messages in no output yet; of unread log an estimate.", "messages")
-    caught_up: bool = gauge("1 when the reader stands at the end of the log.", "0 or 1")
+    caught_up: bool = gauge(
+        "1 when the last look at the log found nothing more to read; it changes all the time under writes.",
+        "0 or 1",
+    )
     commit_log_min_offset: int = gauge(
         "Where the oldest segment of the log begins.", "bytes of log", "commitlog_min_offset"
     )

@@ -25,7 +25,7 @@ from indexd.commitlog.lookup import TimeUpError
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
-from indexd.query.source import ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER
+from indexd.query.source import ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER, NO_QUEUE
 from indexd.serve.daemon_status import DaemonStatus
 from indexd.storage.disk import Disk, WouldWaitError
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 ANSWERING = ("running", "stopping")
 #: How a query proper ended, as the board counts it.
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
-_COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
+_COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER, NO_QUEUE)
 _WAITING_PER_THREAD = 32
 #: Who has waited longer is told so: nobody waits for an answer then. Behind a first turn there is more patience.
 PATIENCE_SECONDS, _LONG_PATIENCE_SECONDS = 5.0, 20.0

@@ -2,6 +2,5 @@
 
 ``format``   the bytes of both files, their names, the mark of what holds
 ``kernel``   which messages get entries; compiled
-``service``  SparseService: builds, seals and expires pairs
-``check``    the pairs held against what the frontier says of them; what is kept after a crash or a cut
+``service``  SparseService: builds, seals, expires and checks pairs; what is kept of them after a crash or a cut
 """

@@ -5,8 +5,7 @@ left behind means nothing. It holds the pid of the last owner for the message th
 
 A broker opens STORE/lock when it is made, reads and recovers the whole store, and only then locks byte 0 (spec
 rocketmq-store 6.3). So a lock that is held says that it runs; before that only the open file does. A look locks
-nothing, it asks (F_GETLK). Whoever keeps brokers away takes a StoreLock, which a look can tell from theirs. On which
-TCP ports a process of this machine listens is read from /proc; nobody is asked anything.
+nothing, it asks (F_GETLK). Whoever keeps brokers away takes a StoreLock, which a look can tell from theirs.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import fcntl
 import ipaddress
 import os
 import re
+import socket
 import struct
 import time
 from contextlib import suppress
@@ -245,36 +245,23 @@ def _file_system(fd: int) -> int:
     return int(answer[0]) & 0xFFFFFFFF
 
 
-_SOCKET = re.compile(r"socket:\[([0-9]+)\]")
-_LISTEN = "0A"
-_ADDRESS, _STATE, _INODE = 1, 3, 9
-
-
-def listening(pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
+def listening(pid: int) -> dict[int, str]:
     """Port -> host by which it is reached from here; OSError where that cannot be seen."""
-    process = proc / str(pid)
-    if (process / "ns" / "net").readlink() != (proc / "self" / "ns" / "net").readlink():
+    import psutil  # noqa: PLC0415 - a broker's port is asked for once
+
+    if Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
         raise OSError(0, "it has a network of its own")
-    inodes: set[str] = set()
-    for link in (process / "fd").iterdir():
-        with suppress(FileNotFoundError):
-            found = _SOCKET.fullmatch(str(link.readlink()))
-            inodes.update(found.groups() if found else ())
-    ports: dict[int, str] = {}
-    for name in ("tcp6", "tcp"):
-        with suppress(FileNotFoundError):  # a kernel without IPv6
-            for line in (process / "net" / name).read_text("ascii").splitlines()[1:]:
-                fields = line.split()
-                if fields[_STATE] == _LISTEN and fields[_INODE] in inodes:
-                    host, _, port = fields[_ADDRESS].partition(":")
-                    ports[int(port, 16)] = _host(host)
-    return ports
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error as error:
+        raise OSError(0, str(error)) from error
+    # Of a port that is open for both kinds of address, the one of IPv4.
+    found.sort(key=lambda connection: connection.family == socket.AF_INET)
+    return {each.laddr.port: _host(each.laddr.ip) for each in found if each.status == psutil.CONN_LISTEN}
 
 
 def _host(text: str) -> str:
-    # Words of 32 bits, each in the machine's order.
-    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
-    address = ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
+    address = ipaddress.ip_address(text)
     address = getattr(address, "ipv4_mapped", None) or address
     if address.is_unspecified:
         return "127.0.0.1"  # Java's :: takes both

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from indexd import __version__
+from indexd.config.units import wrong_fields
 from indexd.dispatch.reput import pause
 from indexd.errors import UsageError
 from indexd.query import QUESTIONS, Data, NotFound
@@ -71,7 +72,6 @@ _WHERE = {
     "example": "0",
 }
 _PARAMETERS_MAX = 32
-_SHOWN_MAX = 80
 _SEGMENTS_MAX = 1000
 _LAG = ("dispatchBehindBytes", "dispatchBehindMilliseconds")
 _RETRY = 5
@@ -145,13 +145,8 @@ def read_query(model: type[M], query: bytes) -> M:
     except UsageError as error:
         raise ProblemError(409, "parameters", str(error.args[0])) from None
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
-    if not problems[0]["loc"]:  # of several parameters together
-        raise ProblemError(409, "parameters", problems[0]["msg"].removeprefix("Value error, "))
-    raise wrong_values(
-        [f"{str(found['loc'][0])[:_SHOWN_MAX]}: {found['msg']}, given {str(found['input'])[:_SHOWN_MAX]!r}"
-        for found in problems]
-    )  # fmt: skip
+        problems, is_one = wrong_fields(error), bool(error.errors()[0]["loc"])
+    raise wrong_values(problems) if is_one else ProblemError(409, "parameters", problems[0])
 
 
 class Api:

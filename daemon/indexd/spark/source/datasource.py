@@ -53,7 +53,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from indexd.config import KEYS, Config, load, parse_size
-from indexd.config.units import nearest
+from indexd.config.units import nearest, wrong_fields
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, MissingOk, UsageError
 from indexd.query.by_queue_and_time import scan_start
 from indexd.query.source import open_index
@@ -130,9 +130,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptio
     try:
         own = SourceOptions.model_validate(texts)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        text, why = str(wrong["loc"][0]), wrong["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{text} = {texts[text][:64]!r}: {why}") from None
+        raise UsageError(wrong_fields(error)[0]) from None
     if own.corrupt is not None:
         keys["on_corrupt"] = "skip" if own.corrupt == "skip" else "stop"
     if own.path is not None:
