@@ -132,8 +132,8 @@ def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
         mock.patch.object(start_module, "RecoveryProgress", _no_progress),
         mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
         mock.patch("indexd.index.entries.ENTRIES_PER_READ", shape.window),
-        mock.patch("indexd.compare.index._ENTRIES_PER_WINDOW", shape.window),
-        mock.patch("indexd.flush.pipeline._NOTE_EVERY", shape.note_every),
+        mock.patch("indexd.compare.index.ENTRIES_PER_WINDOW", shape.window),
+        mock.patch("indexd.flush.pipeline.NOTE_EVERY", shape.note_every),
         mock.patch("os.getpid", partial(int, pid)),
         mock.patch("time.sleep", clock.advance),
     ):

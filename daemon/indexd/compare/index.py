@@ -40,7 +40,7 @@ KINDS = (
 BEHIND_LOG = ("entry-behind-log", 4, "points to {phy}, behind the end of the log")
 #: Of each kind so many are put into words at a time.
 NOTED_MAX = 100
-_ENTRIES_PER_WINDOW = 1 << 18
+ENTRIES_PER_WINDOW = 1 << 18
 _DIFFERENCE_MAX = (1 << 31) - 1
 
 
@@ -243,7 +243,7 @@ class ComparedFile:
         # Have a window with an entry; False when there is none left.
         if len(self._window.number) or self._next >= self._end:
             return bool(len(self._window.number))
-        count, entries = min(self._end - self._next, _ENTRIES_PER_WINDOW), np.empty((0, 5), dtype=np.uint32)
+        count, entries = min(self._end - self._next, ENTRIES_PER_WINDOW), np.empty((0, 5), dtype=np.uint32)
         with MissingOk(), self._disk.open_read(self._path) as file:
             self._wait(count * ENTRY_SIZE)
             entries = read_entries(file, self._layout, self._next, count)

@@ -49,7 +49,7 @@ OUTPUTS: tuple[type[Output[Any]], ...] = (
 _MANY = 64
 _SYNC_THREADS = 8
 # Frames are noted at least so far apart, but for the last one of all: catching up must not wait for reads.
-_NOTE_EVERY = 64 << 10
+NOTE_EVERY = 64 << 10
 _POINTS_MAX = 8192
 # And it looks at every byte of the newest ones: there a log that is cut by a little is written on.
 _TAIL_SIZE = 256 << 10
@@ -316,7 +316,7 @@ class LogChangeDetector:
             self._note(*message(int(back[-1])))
             self._note(*message(int(back[-1]) + 1))
         self._newest = message(batch.rows - 1)
-        if not self._points or self._newest[0] - self._points[-1].phy_offset >= _NOTE_EVERY:
+        if not self._points or self._newest[0] - self._points[-1].phy_offset >= NOTE_EVERY:
             self._note(*self._newest)
 
     def points(self) -> tuple[Evidence, ...]:
