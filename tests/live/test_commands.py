@@ -149,7 +149,7 @@ def test_a_java_that_is_too_old_is_named_and_the_next_is_taken(tmp_path: Path, m
     (tmp_path / "release").write_text('JAVA_VERSION="1.8.0_392"\n')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     done = indexd_here("doctor")
-    assert f"passedOver JAVA_HOME: {tmp_path} is Java 8.0_392, older than 17" in done.stdout
+    assert f"passed over JAVA_HOME: {tmp_path} is Java 8.0_392, older than 17" in done.stdout
     assert done.returncode == 0
     done = indexd_here("doctor", "--java-home", tmp_path)
     assert done.returncode == 1

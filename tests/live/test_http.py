@@ -122,7 +122,7 @@ def test_the_answers_are_not_empty_where_there_is_something(server: Serving, dat
         offset = int(row["nextOffset"])
     assert offsets == [(hit.queue_offset, str(hit.unit.tags_code)) for hit in whole.hits]
     none = _get(server, "/api/v1/messages/by-queue-offset", topic="TopicTest", queue=77)
-    assert (none["status"], none["result"]) == ("NO_MATCHED_LOGIC_QUEUE", "empty_uncovered")
+    assert (none["status"], none["result"]) == ("NO_MATCHED_LOGIC_QUEUE", "empty_covered")
     behind = _get(server, "/api/v1/messages/by-queue-offset", topic="TopicTest", queue=1, offset=whole.max_offset)
     assert (behind["why"], behind["result"]) == ("behind the last message", "empty_covered")
 
