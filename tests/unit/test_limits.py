@@ -17,9 +17,10 @@ from indexd.commitlog.format import NotYetWritten
 from indexd.commitlog.reader import Poll
 from indexd.config.load import load
 from indexd.dispatch import reput as throttle
-from indexd.dispatch.reput import DiskWatermark, Throttle, used_ratio
+from indexd.dispatch.reput import DiskWatermark, Throttle
 from indexd.errors import DiskError
 from indexd.recovery.open import reader_options
+from indexd.storage.disk import used_ratio
 
 # --- the disk ---
 

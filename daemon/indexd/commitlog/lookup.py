@@ -56,6 +56,8 @@ class Cached(Generic[T]):
 
     def __init__(self, disk: Disk, paths: Sequence[Path], make: Callable[[], T]) -> None:
         self.times_made = 0
+        #: Of the paths when they were looked at last; None if one of them could not be.
+        self.seen: list[Stamp] | None = None
         self._disk = disk
         self._paths = paths
         self._make = make
@@ -64,9 +66,10 @@ class Cached(Generic[T]):
 
     def get(self) -> T:
         """The value as it is now; raises what ``make`` raises."""
-        now, stamps = time.time_ns(), None
+        now, self.seen = time.time_ns(), None
         with suppress(DiskError):  # whatever is wrong with it, ``make`` says it better
-            stamps = [self._disk.stamp(path) for path in self._paths]
+            self.seen = [self._disk.stamp(path) for path in self._paths]
+        stamps = self.seen
         if stamps is None or stamps != self._stamps:
             self._stamps = None
             self._value = self._make()

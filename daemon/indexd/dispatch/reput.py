@@ -27,6 +27,7 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Poll, Skipped
 from indexd.errors import DiskError, IndexdError
+from indexd.storage.disk import used_ratio
 
 Item = DispatchBatch | Skipped
 
@@ -248,16 +249,3 @@ class DiskWatermark:
         if self.is_over:
             text = f"its file system is {ratio:.1%} full and disk_used_max is {self._used_max:.1%}"
             raise DiskError("index into", self._data, OSError(errno.ENOSPC, text))
-
-
-def used_ratio(path: Path) -> float:
-    """How full the file system of ``path`` is, as the broker and ``df`` count it: of what is not kept for root alone.
-
-    Raises DiskError.
-    """
-    try:
-        status = os.statvfs(path)
-    except OSError as error:
-        raise DiskError("stat", path, error) from error
-    used = status.f_blocks - status.f_bfree
-    return used / (used + status.f_bavail) if used + status.f_bavail else 0.0

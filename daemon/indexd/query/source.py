@@ -29,7 +29,7 @@ from indexd.errors import CorruptDataError, DiskError, MissingOk, UnsafeStoreErr
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
 
@@ -307,23 +307,22 @@ class QueryIndex:
                 self._names.forget()  # it grows, and its directory does not tell
         coverage, published = make_coverage(frontier, state, pid, self.log)
         is_told = pid is not None and state.get("pid") == pid
-        coverage = self._with_rewritten(coverage, self.files.state if is_told else self.files.frontier)
+        coverage = self._with_rewritten(coverage, (self._state if is_told else self._frontier).seen)
         unclean = pid is None and self.disk.exists(self.files.abort)
         flavour = FLAVOURS[frontier.flavour]
         moved = {(row[0], row[1]): row[2] for row in state.get("consumeQueuesMoved") or () if is_told}
         return IndexSnapshot(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published, moved)
 
-    def _with_rewritten(self, coverage: Coverage, known_since: Path) -> Coverage:
+    def _with_rewritten(self, coverage: Coverage, known_since: Sequence[Stamp] | None) -> Coverage:
         # A broker may cut its log where it was read before: then it ends there, or was written later than what is
         # known of it, though nothing new stands behind the index.
         segments = [segment for segment in self.log.segments if segment.base < coverage.end]
         if not segments:  # all of it has expired
             return coverage
         begin, reason = segments[-1].end, LOG_ENDS
-        if begin >= coverage.end and coverage.behind is None:
+        if begin >= coverage.end and coverage.behind is None and known_since is not None:
             with MissingOk():
-                written, known = (self.disk.stamp(path).mtime_ns for path in (segments[-1].path, known_since))
-                if written > known:
+                if self.disk.stamp(segments[-1].path).mtime_ns > known_since[0].mtime_ns:
                     begin, reason = max(segments[-1].base, coverage.begin), REWRITTEN
         if begin >= coverage.end:
             return coverage

@@ -35,7 +35,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.format import EndOfFile
@@ -46,13 +46,14 @@ from indexd.config import Config
 from indexd.config.load import writes_index
 from indexd.config.serving import is_peer, split_address
 from indexd.config.units import printable
-from indexd.dispatch.reput import used_ratio
 from indexd.errors import IndexdError
 from indexd.serve.remoting.command import FrameError, RemotingCommand, decode_command, encode_command
-from indexd.service.instance import Instance
-from indexd.service.state import LagMeter
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, used_ratio
 from indexd.storage.lock import BrokerLock, listening, look_at_lock
+
+if TYPE_CHECKING:
+    from indexd.service.instance import Instance
+    from indexd.service.state import LagMeter
 
 GET_BROKER_RUNTIME_INFO = 28
 _ANSWER_SIZE_MAX = 1 << 20

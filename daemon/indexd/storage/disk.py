@@ -440,3 +440,16 @@ class OutputDisk(Disk):
     """For what a user has written where he says, a report, a table, an export: his umask says who may read it."""
 
     file_mode = directory_mode = None
+
+
+def used_ratio(path: Path) -> float:
+    """How full the file system of ``path`` is, as the broker and ``df`` count it: of what is not kept for root alone.
+
+    Raises DiskError.
+    """
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        raise DiskError("stat", path, error) from error
+    used = status.f_blocks - status.f_bfree
+    return used / (used + status.f_bavail) if used + status.f_bavail else 0.0
