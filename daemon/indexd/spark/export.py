@@ -146,11 +146,12 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
                 "run it with --master, or export into a new directory",
             )
         log_end, begin = LogEnd(disk, config), None
-        end = log_end.now()
         # A data directory says where a time begins; one in which nothing was built yet is no reason to stop.
         if request.begin is not None and Disk().exists(DataFiles(config.store.data).frontier):
             begin = begin_of_time(config, request.begin)
-        splits = end.cut_off(plan_splits(disk, config, size=config.spark.split_size or None, begin=begin))
+        planned = plan_splits(disk, config, size=config.spark.split_size or None, begin=begin)
+        end = log_end.behind(planned)
+        splits = end.cut_off(planned)
         to = target.building if target is not None else hadoop_uri(request.to)
         rows, missing = _write(spark, config, request, to, splits, progress)
         if request.topics and not rows:

@@ -234,7 +234,11 @@ class LogEnd:
 
     def now(self) -> End:
         """Where the log ends."""
-        return self.from_here(self.first)
+        return self.behind(plan_splits(self._disk, self._config))
+
+    def behind(self, splits: list[Split]) -> End:
+        """The same, found from the last of the splits that were planned: what is before it is not read."""
+        return self.from_here(splits[-1].begin if splits else self.first)
 
     def from_here(self, begin: int, end: int | None = None) -> End:
         """The last end of a message from ``begin``, where a message or a segment begins, up to ``end``.

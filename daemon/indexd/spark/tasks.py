@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -174,14 +174,14 @@ def is_local(spark: SparkSession) -> bool:
 # What runs in a worker.
 
 
+@cache
 def quiet_gc() -> None:
-    """Once a worker process: what is loaded by now is never looked at again by the garbage collector.
+    """What is loaded by now is never looked at again by the garbage collector; only the first call does anything.
 
     Spark's Python daemon collects garbage after every task, which takes 60 to 110 ms with numba and pyarrow loaded.
     """
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _run_partition(

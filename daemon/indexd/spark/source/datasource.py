@@ -248,7 +248,8 @@ class CommitLogReader(_Rows, DataSourceReader):
         options, disk = self._options, disk_for(self._options.config)
         begin = max(options.start_offset or 0, options.time_begin() or 0)
         splits = plan_splits(disk, options.config, size=options.split_size, begin=begin, end=options.end_offset)
-        return [InputPartition(split) for split in LogEnd(disk, options.config).now().cut_off(splits)]
+        end = LogEnd(disk, options.config).behind(splits)
+        return [InputPartition(split) for split in end.cut_off(splits)]
 
 
 class CommitLogStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
