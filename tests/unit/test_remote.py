@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from indexd.spark.splits import SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.remote import RemoteDisk, disk_for, named
 from support.rows import config_of
+from support.s3 import Bucket, running_s3
 from support.small_log import write_log
 
 COUNT = 1500
@@ -29,6 +31,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("store")
     write_log(found, COUNT)
     return found
+
+
+@pytest.fixture(scope="module")
+def bucket(store: Path) -> Iterator[Bucket]:
+    """The same in a bucket."""
+    with running_s3() as found:
+        found.put(store, "the store")
+        yield found
+
+
+@pytest.fixture(scope="module", params=["file", "s3"])
+def uri(request: pytest.FixtureRequest, store: Path) -> str:
+    """The store behind a URI: as a file's, and in the bucket."""
+    return f"file://{store}" if request.param == "file" else request.getfixturevalue("bucket").uri("the store")
 
 
 def _place(text: str) -> RemotePath:
@@ -91,9 +107,9 @@ def test_places_overlap_whatever_their_spelling(store: Path, tmp_path: Path) -> 
         check_outside(config_of(store, data=tmp_path / "data"), _place(f"file://{store}/out"), "--to")
 
 
-def test_disk_and_remote_disk_say_the_same(store: Path, tmp_path: Path) -> None:
+def test_disk_and_remote_disk_say_the_same(store: Path, uri: str, tmp_path: Path) -> None:
     log, disk = store / "commitlog", Disk()
-    place = _place(f"file://{log}")
+    place = _place(uri) / "commitlog"
     there = disk_for(place)
     assert isinstance(there, RemoteDisk)
     # Paths of this machine are its own.
@@ -114,12 +130,18 @@ def test_disk_and_remote_disk_say_the_same(store: Path, tmp_path: Path) -> None:
     assert there.read(tmp_path / "x") == b"x"
 
 
-def test_errors_are_disk_errors(store: Path) -> None:
+def test_errors_are_disk_errors(uri: str) -> None:
     there = RemoteDisk()
     for call in (there.open_read, there.stamp, there.list_dir, there.list_dirs, there.read):
         with pytest.raises(DiskError) as caught:
-            call(_place(f"file://{store}") / "nothing")
+            call(_place(uri) / "nothing")
         assert caught.value.is_missing
+
+
+def test_a_bucket_that_is_not_there(bucket: Bucket) -> None:
+    with pytest.raises(DiskError, match="nowhere") as caught:
+        RemoteDisk().read(_place(bucket.uri("the store", "nowhere")) / "x")
+    assert (caught.value.is_missing, "secret" in caught.value.line()) == (True, False)
 
 
 S3, FILE = "s3://key:secret@b/s", "file:///x"
@@ -158,7 +180,7 @@ def _batches(config_store: str | Path, tmp_path: Path) -> list[tuple[int, bytes]
     return found
 
 
-def test_the_log_is_read_the_same(store: Path, tmp_path: Path) -> None:
+def test_the_log_is_read_the_same(store: Path, uri: str, tmp_path: Path) -> None:
     wanted = _batches(store, tmp_path)
     assert len(wanted) > 5
-    assert _batches(f"file://{store}", tmp_path) == wanted
+    assert _batches(uri, tmp_path) == wanted
