@@ -65,7 +65,7 @@ def show_field(name: str, value: Any) -> str:
         return f"{value} ({show_local(value)})"
     if name in ("size", "bytes") and value is not None:
         return f"{value} ({show_size(value)})"
-    return "-" if value is None else show_local(value) if name == "time" else printable(_value(value))
+    return "-" if value is None else printable(_value(value))
 
 
 def print_fields(title: str, row: Mapping[str, Any]) -> None:

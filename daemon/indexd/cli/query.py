@@ -28,6 +28,7 @@ from indexd.commitlog.decoder import Message
 from indexd.config import Config, printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
+from indexd.pages.wording import show_local
 from indexd.query import QUESTIONS, open_index, open_log
 from indexd.query.message import NotFound, message_fields, unpack_body
 from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, make_question
@@ -161,7 +162,7 @@ def _batch_question(line: bytes, mode: str | None) -> Question:
 
 def _print_answer(answer: Any) -> None:
     row = answer.to_dict()
-    hits = [hit | {"storeTimestamp": show_field("time", hit["storeTimestamp"])} for hit in row["hits"]]
+    hits = [hit | {"storeTimestamp": hit["storeTimestamp"] and show_local(hit["storeTimestamp"])} for hit in row["hits"]]
     head = [name for name, member in _COLUMNS.items() if member != "problem" or any(member in hit for hit in hits)]
     if hits:
         for line in table_lines(head, [[hit.get(_COLUMNS[name]) for name in head] for hit in hits]):
