@@ -162,7 +162,9 @@ def _batch_question(line: bytes, mode: str | None) -> Question:
 
 def _print_answer(answer: Any) -> None:
     row = answer.to_dict()
-    hits = [hit | {"storeTimestamp": hit["storeTimestamp"] and show_local(hit["storeTimestamp"])} for hit in row["hits"]]
+    hits = [
+        hit | {"storeTimestamp": hit["storeTimestamp"] and show_local(hit["storeTimestamp"])} for hit in row["hits"]
+    ]
     head = [name for name, member in _COLUMNS.items() if member != "problem" or any(member in hit for hit in hits)]
     if hits:
         for line in table_lines(head, [[hit.get(_COLUMNS[name]) for name in head] for hit in hits]):
